@@ -134,7 +134,7 @@ def test_a_run_warns_and_counts(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         data = module(prompts("1+1=", "2+2=", "3+3="), prompts("2+2=", "9+9="))
     [message] = [r.getMessage() for r in caplog.records if "held-out" in r.getMessage()]
-    assert "1 training rows give 1 held-out rows away" in message
+    assert "1 training rows leak 1 held-out rows" in message
     assert "'2+2='" in message
     assert data.counts()["num_train_contaminated"] == 1
     assert len(data.train_dataset) == 3

@@ -199,7 +199,7 @@ def test_what_is_skipped_and_its_bias_are_reported(caplog):
         "pass_rate_filter_difficulty_too_hard": 1.0,
     }
     assert (
-        "epoch 2: 1 prompts are left out as too easy and 1 as too hard (33.3%); "
+        "epoch 2: 1 prompts are skipped as too easy and 1 as too hard (33.3%); "
         "mean length 45 kept / 10 too easy / 20 too hard, "
         "mean difficulty 3.5 kept / 0 too easy / 1 too hard, "
         "mean answer length 8 kept / 1 too easy / 3 too hard"

@@ -1,4 +1,4 @@
-"""From processed rows to columns."""
+"""Collate processed rows into columns."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def rl_collate_fn(
     Returns:
         `input_ids` [B, S], `input_lengths` [B], `length` [B], `loss_multiplier` [B] as
         tensors; `message_log`, `extra_env_info`, `idx`, `task_name` and `stop_strings`
-        as lists. So it can be handed to `generate` as it is.
+        as lists. The batch can be passed to `generate` unchanged.
     """
     input_ids, lengths = pad_rows(
         [datum["token_ids"] for datum in batch], pad_value=pad_token_id
@@ -64,10 +64,10 @@ def rl_collate_fn(
 
 
 class SFTCollator:
-    """Collates demonstrations into the columns that `PolicyInterface.train` takes.
+    """Collate demonstrations into the columns that `PolicyInterface.train` takes.
 
     Args:
-        pad_token_id: What to pad with.
+        pad_token_id: Padding token.
         make_sequence_length_divisible_by: Round the width up to a multiple of this.
     """
 

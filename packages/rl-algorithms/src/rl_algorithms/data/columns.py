@@ -1,4 +1,4 @@
-"""Which column holds what."""
+"""Find the columns of prompts, answers and conversations in a dataset."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ MESSAGES_NAMES = ("messages", "conversations", "conversation")
 
 @dataclass(frozen=True, slots=True)
 class ColumnMap:
-    """Names of the columns to read; what is None is not there."""
+    """Names of the columns to read; None where the dataset has no such column."""
 
     prompt: str | None
     answer: str | None
@@ -46,7 +46,7 @@ class ColumnMap:
 
 
 def find_columns(rows: Rows, config: DataConfig, name: str) -> ColumnMap:
-    """Find the columns, by the configured names or by the usual ones.
+    """Find the columns by their configured or usual names.
 
     Raises:
         ColumnError: A configured column is missing, or no row can be read.
@@ -81,10 +81,10 @@ def find_column(
     present: list[str],
     name: str,
 ) -> str | None:
-    """Return the column that `data.<key>` names, else the first usual one.
+    """Return the column that `data.<key>` names, else the first usual one present.
 
     Raises:
-        ColumnError: The data set lacks the column that was named.
+        ColumnError: The dataset lacks the configured column.
     """
     if configured is None:
         return next((column for column in usual if column in present), None)
@@ -98,7 +98,7 @@ def find_column(
 
 
 def answer_column(columns: ColumnMap, row: Row, name: str) -> str:
-    """Return the column of the answer that is imitated.
+    """Return the column of the answers to imitate.
 
     Raises:
         ColumnError: There is only a prompt.
@@ -113,7 +113,7 @@ def answer_column(columns: ColumnMap, row: Row, name: str) -> str:
 
 
 def text_of(row: Row, column: str, index: int, name: str) -> str:
-    """Return a text cell; numbers become text.
+    """Return a text cell; numbers are converted to text.
 
     Raises:
         ColumnError: The cell is missing or holds something else.
@@ -130,7 +130,7 @@ def text_of(row: Row, column: str, index: int, name: str) -> str:
 
 
 def messages_of(row: Row, column: str, index: int, name: str) -> list[dict[str, str]]:
-    """Return a cell with messages, in the form `role`, `content`.
+    """Return a cell of messages, each with `role` and `content`.
 
     Raises:
         ColumnError: The cell is not a list of messages.

@@ -1,12 +1,11 @@
-"""Helpers for message logs, kept for programs that come from NeMo RL.
+"""Message-log helpers for programs written for NeMo RL.
 
-Nothing here is used by this package, which keeps tokens in columns (`rollout`) and
-encodes conversations by `encoding`; programs written for NeMo RL import these names.
+This package itself does not use them: it keeps tokens in columns (`rollout`) and
+encodes conversations with `encoding`.
 
-A message log is a conversation whose messages carry their own tokens.
-
-A log is a list of messages with `role`, `content` and tensors of one length each:
-`token_ids`, and where they were added `token_loss_mask` and `generation_logprobs`.
+A message log is a conversation whose messages carry their own tokens: a list of
+messages with `role`, `content` and tensors of equal length, namely `token_ids` and
+optionally `token_loss_mask` and `generation_logprobs`.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ def message_log_to_flat_messages(message_log: LLMMessageLogType) -> dict[str, An
     Tensors are concatenated along their first dimension; other values become lists.
 
     Raises:
-        ColumnError: A tensor is there in some messages only, or tensors of one key
-            differ in dtype, device or in dimensions other than the first.
+        ColumnError: Only some messages have a tensor under a key, or the tensors of a
+            key differ in dtype, device or in dimensions other than the first.
     """
     flat: dict[str, Any] = {}
     keys = dict.fromkeys(key for message in message_log for key in message)
@@ -63,15 +62,15 @@ def message_log_to_flat_messages(message_log: LLMMessageLogType) -> dict[str, An
 
 
 def _check_alike(name: str, each: str, values: Mapping[int, Tensor]) -> None:
-    """Check that tensors can be put behind each other without changing any.
+    """Check that tensors can be concatenated without converting any of them.
 
     Args:
-        name: What they are, as messages of errors call it.
-        each: What has one of them.
-        values: The tensors, by the number of what has them.
+        name: Name of the tensors in error messages.
+        each: Noun for the owner of one tensor, such as `message`.
+        values: The tensors by the index of their owner.
 
     Raises:
-        ColumnError: They cannot.
+        ColumnError: The tensors cannot be concatenated.
     """
     for place, value in values.items():
         if value.dim() == 0:
@@ -98,7 +97,7 @@ def _check_alike(name: str, each: str, values: Mapping[int, Tensor]) -> None:
 def get_keys_from_message_log(
     message_log: LLMMessageLogType, keys: Sequence[str]
 ) -> LLMMessageLogType:
-    """Return the conversation with only these keys in each message."""
+    """Return the conversation, keeping only these keys of each message."""
     return [
         {key: message[key] for key in keys if key in message} for message in message_log
     ]
@@ -113,8 +112,8 @@ def add_loss_mask_to_message_log(
 
     Args:
         message_logs: Conversations with `token_ids`.
-        roles_to_train_on: Roles whose tokens are learned.
-        only_unmask_final: Only the last message of a conversation is.
+        roles_to_train_on: Roles whose tokens are trained on.
+        only_unmask_final: Train only on the last message of a conversation.
 
     Raises:
         ColumnError: A message has no role or no `token_ids`.
@@ -141,7 +140,7 @@ def batched_message_log_to_flat_message(
     pad_value_dict: Mapping[str, int | float] | None = None,
     make_sequence_length_divisible_by: int = 1,
 ) -> tuple[BatchedDataDict[Any], Tensor]:
-    """Concatenate each conversation, and right-pad all to one width.
+    """Concatenate each conversation and right-pad all of them to one width.
 
     Args:
         message_logs: B conversations.
@@ -152,9 +151,9 @@ def batched_message_log_to_flat_message(
         Columns of B rows, and [B] int32 lengths.
 
     Raises:
-        ColumnError: A tensor is no [n] tokens of its conversation, conversations
-            differ in dtype or device, the multiple is not positive, or the padding is
-            no value of the column's dtype.
+        ColumnError: A tensor does not have one entry per token, conversations differ
+            in dtype or device, the multiple is not positive, or the column's dtype
+            cannot hold the padding.
     """
     pads = pad_value_dict or {}
     multiple = make_sequence_length_divisible_by
@@ -178,7 +177,7 @@ def batched_message_log_to_flat_message(
 
 
 def _length(place: int, row: Mapping[str, Any]) -> int:
-    """Return the tokens of a conversation: the length of each of its tensors."""
+    """Return the number of tokens of a conversation, the length of its tensors."""
     lengths = {key: len(v) for key, v in row.items() if isinstance(v, Tensor)}
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{key} has {length}" for key, length in lengths.items())
@@ -189,7 +188,7 @@ def _length(place: int, row: Mapping[str, Any]) -> int:
 
 
 def _padded(values: Sequence[Any], width: int, pad: int | float, key: str) -> Tensor:
-    """Return [B, width] of B tensors [n]."""
+    """Pad B tensors [n] to one tensor [B, width]."""
     name = f"message logs: {key!r}"
     for place, value in enumerate(values):
         if not isinstance(value, Tensor) or value.dim() != 1:
@@ -215,21 +214,21 @@ def _padded(values: Sequence[Any], width: int, pad: int | float, key: str) -> Te
 def get_formatted_message_log(
     message_log: Sequence[Mapping[str, str]], tokenizer: Tokenizer
 ) -> LLMMessageLogType:
-    """Tokenise a conversation by the chat template, and share the tokens out.
+    """Tokenise a conversation with the chat template and assign tokens to messages.
 
-    The tokens of all messages together are those of the conversation rendered at once.
-    What stands before a message's own part, such as its header, belongs to it too.
+    Concatenated, the tokens of all messages equal those of the conversation rendered
+    at once. Text before a message's own content, such as its header, belongs to it.
 
     Returns:
-        The messages with `token_ids`, and with `token_loss_mask` 1 on what the model
-        would write in an answer's place.
+        The messages with `token_ids`, and with `token_loss_mask` 1 on the tokens that
+        the model itself would generate.
     """
     log = [{"role": m["role"], "content": m["content"]} for m in message_log]
     conversation = render_conversation(tokenizer, log, range(len(log)))
     ((ids, owners),) = encode_conversations(tokenizer, [conversation])
     tokens = torch.tensor(ids, dtype=torch.int64)
     owner = torch.tensor(owners, dtype=torch.int64)
-    # A header's tokens have no owner: they belong to the next message that has one.
+    # Header tokens lie in no message's span, so the next message takes them.
     place = owner.flip(0).where(owner.flip(0) >= 0, len(log)).cummin(0).values.flip(0)
     place = place.clamp(max=len(log) - 1)
     return [

@@ -1,10 +1,10 @@
-"""Held-out rows that are trained on, too.
+"""Find held-out rows that also occur in the training data.
 
 ```
 held-out rows --texts--> keys and n-grams --found among training rows?--> overlaps
 ```
-A text is compared in a canonical form: letters of one width and case, blanks as one.
-Signs stay, because 3+4 and 3-4 are different tasks. N-grams are runs of words and
+Texts are compared in a canonical form: Unicode-normalised, lower case, single spaces.
+Signs are kept, because 3+4 and 3-4 are different tasks. N-grams are runs of words and
 signs; they find a held-out task inside a longer training text.
 """
 
@@ -38,7 +38,7 @@ _PIECE = re.compile(r"\w+|[^\w\s]")
 
 @dataclass(frozen=True, slots=True)
 class NamedRows:
-    """Rows, and what messages call them."""
+    """Rows and their name in messages."""
 
     name: str
     rows: Rows
@@ -46,14 +46,14 @@ class NamedRows:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A training row, and the held-out row that it gives away."""
+    """A training row and the held-out row that it leaks."""
 
     train_name: str
     train_row: int
     held_out_name: str
     held_out_row: int
     is_exact: bool
-    """Whether the prompts are the same; else they share an n-gram."""
+    """Whether the prompts are equal; otherwise they share an n-gram."""
     text: str
     """The held-out prompt."""
 
@@ -69,14 +69,14 @@ def find_overlaps(
 
     Args:
         train: Training rows.
-        held_out: Rows to measure with.
+        held_out: Held-out rows.
         config: Names of the columns, and the template; default: the usual names.
-        ngram: Compare runs of that many words and signs, too: of the held-out prompt,
-            and of all texts of a training row. Shorter prompts are compared as a whole.
-            None: whole prompts alone.
+        ngram: Also compare runs of this many words and signs of the held-out prompt
+            with those of all texts of a training row. Shorter prompts are compared as
+            a whole. None: compare whole prompts only.
 
     Returns:
-        For each training row at most one, in the order of the rows.
+        At most one overlap per training row, in the order of the rows.
 
     Raises:
         ValueError: `ngram` is not positive.
@@ -106,7 +106,7 @@ def find_overlaps(
 
 
 def describe_overlaps(overlaps: Sequence[Overlap]) -> str:
-    """Return how many training rows give held-out rows away, and which is the first."""
+    """Return a sentence that counts the leaking training rows and names the first."""
     first = overlaps[0]
     num_held = len({(o.held_out_name, o.held_out_row) for o in overlaps})
     how = "is" if first.is_exact else "shares an n-gram with"
@@ -114,17 +114,17 @@ def describe_overlaps(overlaps: Sequence[Overlap]) -> str:
     if len(text) > _SHOWN_CHARACTERS:
         text = f"{text[:_SHOWN_CHARACTERS]}..."
     return (
-        f"{len(overlaps)} training rows give {num_held} held-out rows away: row "
+        f"{len(overlaps)} training rows leak {num_held} held-out rows: row "
         f"{first.train_row} of dataset {first.train_name} {how} row "
         f"{first.held_out_row} of {first.held_out_name}, {text!r}"
     )
 
 
 def rows_without(part: NamedRows, overlaps: Sequence[Overlap]) -> Rows:
-    """Return the rows of a part that give nothing away.
+    """Return the rows of a part that leak no held-out row.
 
     Raises:
-        EmptyDatasetError: There are none.
+        EmptyDatasetError: No row is left.
     """
     out = {o.train_row for o in overlaps if o.train_name == part.name}
     left = [row for index, row in enumerate(part.rows) if index not in out]
@@ -137,7 +137,7 @@ def rows_without(part: NamedRows, overlaps: Sequence[Overlap]) -> Rows:
 
 
 def _shared(row: Row, runs: Mapping[tuple[str, ...], str], ngram: int | None) -> str:
-    """Return the held-out prompt that shares an n-gram with a row, or nothing."""
+    """Return the held-out prompt that shares an n-gram with a row, or None."""
     text = _canonical("\n".join(_texts_in(row)))
     return next((runs[run] for run in _runs(text, ngram) if run in runs), "")
 
@@ -154,7 +154,7 @@ def _canonical(text: str) -> str:
 
 
 class _PromptReader:
-    """Reads what a row asks the policy.
+    """Extracts the prompt of a row as canonical text.
 
     Args:
         config: Names of the columns, and the template.
@@ -172,12 +172,12 @@ class _PromptReader:
         )
 
     def read(self, name: str, index: int, row: Row) -> str:
-        """Return the prompt; of a row without one, all that it says."""
+        """Return the prompt, or all texts of a row without a prompt."""
         prompt = next(
             (row[column] for column in self._prompts if row.get(column)), None
         )
         if isinstance(prompt, str):
-            # The template may add what makes two rows different.
+            # The template may fill in further columns, which tell two rows apart.
             return self._format.user_text(prompt, row, index, name)
         if prompt is None:
             prompt = next(
@@ -189,8 +189,8 @@ class _PromptReader:
 
 
 def _without_answers(messages: Sequence[Any]) -> list[Any]:
-    """Return the messages before the answers that a conversation ends with."""
-    # A system prompt is the same for all rows, and says nothing of one.
+    """Return the messages before the final answers of a conversation."""
+    # A system prompt is shared by all rows and would make every pair overlap.
     found = [message for message in messages if _role_of(message) != "system"]
     while found and _role_of(found[-1]) in ("assistant", "gpt"):
         found.pop()
@@ -204,7 +204,7 @@ def _role_of(message: Any) -> Any:
 
 
 def _texts_in(value: Any) -> Iterator[str]:
-    """Yield all texts in a cell or a row, without the names of roles."""
+    """Yield all texts in a cell or a row except the names of roles."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, int | float) and not isinstance(value, bool):

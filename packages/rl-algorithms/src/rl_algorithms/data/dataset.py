@@ -1,4 +1,4 @@
-"""`ProcessedDataset`: processed rows, and what was left out of them."""
+"""`ProcessedDataset`: processed rows with counts of those that were dropped."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["ProcessedDataset"]
 
 
 class ProcessedDataset(Sequence[DatumSpec]):
-    """Rows ready for batching. It is a plain sequence with a few counts.
+    """Rows ready for batching: a plain sequence with a few counts.
 
     Args:
         rows: The processed rows.
-        name: What to call the dataset in messages.
+        name: Name of the dataset in messages.
         num_source_rows: Rows before over-long ones were dropped.
         num_overlong: Rows that were longer than `max_length`.
         max_length: The limit in tokens.

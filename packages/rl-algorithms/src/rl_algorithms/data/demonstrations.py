@@ -1,4 +1,4 @@
-"""Demonstrations for supervised training: columns -> tokens -> which are learned.
+"""Demonstrations for supervised training: columns -> tokens -> loss mask.
 
 | a row has | tokens | learned |
 |---|---|---|
@@ -55,12 +55,12 @@ def process_demonstrations(
         rows: Loaded rows.
         tokenizer: The policy's tokenizer.
         config: Columns, templates and limits.
-        max_length: Longest demonstration in tokens.
-        name: What to call the dataset in messages.
+        max_length: Maximum length of a demonstration in tokens.
+        name: Name of the dataset in messages.
 
     Raises:
-        ColumnError: A column is missing or holds something else.
-        DataError: No token of a row would be learned.
+        ColumnError: A column is missing or holds another type.
+        DataError: A row has no token to train on.
         PromptTooLongError: A row is too long, and `on_overlong` is `error`.
     """
     config = config if config is not None else DataConfig()
@@ -180,7 +180,7 @@ def _from_pairs(
 
 
 def _num_head_messages(log: Sequence[dict[str, str]]) -> int:
-    """Return how many messages come before the first answer, at least one."""
+    """Return the number of messages before the first answer, at least one."""
     roles = [message["role"] for message in log]
     return max(roles.index("assistant") if "assistant" in roles else len(roles), 1)
 
@@ -188,8 +188,8 @@ def _num_head_messages(log: Sequence[dict[str, str]]) -> int:
 def _continued(message: dict[str, str]) -> str:
     """Return the text of a message that is not the first.
 
-    An answer follows its prompt directly, and what an environment says follows the
-    answer directly, as in a rollout; others begin a line.
+    An answer follows its prompt directly and a message of the environment follows the
+    answer directly, as in a rollout; other messages begin on a new line.
     """
     content = message["content"]
     return content if message["role"] in _FOLLOW_DIRECTLY else "\n" + content

@@ -1,8 +1,9 @@
-"""Conversations and texts to tokens, knowing which token belongs to which message.
+"""Tokenise conversations and texts, and map each token to its message.
 
-A conversation is rendered as one text and tokenised once, so that no token differs from
-what the model sees at inference. Where a message begins and ends in the text is found
-by rendering its prefixes; offsets of the tokens then give each token its message.
+A conversation is rendered as one text and tokenised once, so that its tokens are those
+that the model sees at inference. The span of a message in the text is found by
+rendering the prefixes of the conversation; token offsets then assign each token to its
+message.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ class Conversation:
     """A rendered conversation."""
 
     text: str
-    """What is tokenised."""
+    """The text to tokenise."""
     spans: tuple[tuple[int, int], ...]
     """Characters of each message that the model itself would write in its place: the
     content and the end of the turn, without the header."""
 
 
 def uses_chat_template(config: DataConfig, tokenizer: Tokenizer) -> bool:
-    """Whether prompts are formatted by a chat template.
+    """Return whether prompts are formatted with a chat template.
 
     Raises:
-        DataError: The configuration asks for one and the tokenizer has none.
+        DataError: The configuration requires a template but the tokenizer has none.
     """
     if config.apply_chat_template is None:
         return has_chat_template(tokenizer)
@@ -65,7 +66,7 @@ def render_conversation(
     """Render a whole conversation and find the spans of the messages at `places`.
 
     Raises:
-        DataError: The template changes earlier messages when later ones come, so that
+        DataError: The template changes earlier messages when later ones follow, so that
             spans cannot be found.
     """
     text = render_chat(tokenizer, messages, add_generation_prompt=False)
@@ -105,8 +106,8 @@ def encode_conversations(
     """Tokenise conversations.
 
     Returns:
-        For each its tokens, and for each token the number of the message whose span it
-        lies in, or -1.
+        The tokens of each conversation, and for each token the index of the message in
+        whose span it lies, or -1.
     """
     rows: list[tuple[list[int], list[int]]] = []
     for chunk in _chunks(conversations):
@@ -125,7 +126,7 @@ def encode_conversations(
 
 
 def _chunks(items: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Yield slices that the tokenizer takes at once; say how far it has come."""
+    """Yield slices to tokenise at once, and show the progress."""
     starts = range(0, len(items), _CHUNK_ROWS)
     for start in track(starts, "tokenising", total=len(items), step=_CHUNK_ROWS):
         yield items[start : start + _CHUNK_ROWS]
@@ -146,14 +147,14 @@ class TextEncoder:
 
     Args:
         tokenizer: A Hugging Face tokenizer.
-        add_bos: Begin with the BOS token; default: if the tokenizer does so itself.
+        add_bos: Begin with the BOS token; default: as the tokenizer does.
     """
 
     def __init__(self, tokenizer: Tokenizer, add_bos: bool | None = None) -> None:
         self._tokenizer = tokenizer
         bos = tokenizer.bos_token_id
         if add_bos is None:
-            # An empty text shows what the tokenizer adds by itself.
+            # Tokenising an empty text reveals the tokens that are always added.
             add_bos = bos is not None and bos in list(tokenizer("")["input_ids"])[:1]
         elif add_bos and bos is None:
             raise DataError(
@@ -176,10 +177,10 @@ class TextEncoder:
 
 
 def end_tokens(tokenizer: Tokenizer, config: DataConfig) -> list[int]:
-    """Return what ends a plain text: the EOS token where `config.add_eos` asks for it.
+    """Return the end of a plain text: the EOS token if `config.add_eos`, else nothing.
 
     Raises:
-        DataError: The tokenizer has none.
+        DataError: The tokenizer has no EOS token.
     """
     if not config.add_eos:
         return []

@@ -1,6 +1,6 @@
-"""Published data sets by name: where they lie, their licence, and how a row is read.
+"""Published datasets by name: hub location, licence, and conversion of a row.
 
-A format turns a row of the published schema into columns that every algorithm knows:
+A format converts a row of the published schema to the columns that algorithms read:
 
 | column | holds | read by |
 |---|---|---|
@@ -10,7 +10,7 @@ A format turns a row of the published schema into columns that every algorithm k
 | `messages` | a whole conversation | SFT |
 | `chosen`, `rejected` | the better and the worse answer | DPO, reward models |
 
-Columns of the row that it does not name stay, so that rewards can ask for them.
+Other columns of the row are kept, so that rewards can use them.
 Imports neither torch nor datasets.
 """
 
@@ -41,18 +41,18 @@ class DataFormat:
 
     name: str
     hub_name: str
-    """Name on the hub of the data set that has it."""
+    """Hub name of the dataset with this schema."""
     licence: str
-    """SPDX identifier of the licence that the data set's page states."""
+    """SPDX identifier of the licence stated on the dataset's page."""
     columns: tuple[str, ...]
-    """Columns that every row must have."""
+    """Required columns of every row."""
     read: RowReader
     subset: str | None = None
-    """Configuration of the hub data set."""
+    """Configuration of the hub dataset."""
     answer_column: str | None = None
-    """Column of the final answer, which a reward compares with; None: there is none."""
+    """Column of the final answer that a reward compares with; None: no such column."""
     drops_rows: bool = False
-    """Whether `read` may leave rows out, which a stream cannot."""
+    """Whether `read` may drop rows, which a stream does not support."""
 
 
 data_formats: Registry[DataFormat] = Registry("rl.data_formats", "data format")
@@ -60,20 +60,20 @@ data_formats: Registry[DataFormat] = Registry("rl.data_formats", "data format")
 
 
 def read_row(row: Row, index: int, format_name: str, name: str) -> Row | None:
-    """Read a row by a format.
+    """Convert a row of a published format.
 
     Args:
         row: The row as published.
-        index: Its place, for messages.
+        index: Its index, for messages.
         format_name: Name of a registered format.
-        name: What to call the dataset in messages.
+        name: Name of the dataset in messages.
 
     Returns:
-        The row with further columns; None: the format leaves it out.
+        The row with the added columns, or None if the format drops it.
 
     Raises:
-        ColumnError: It lacks a column, or a cell holds something else.
-        RegistryError: There is no such format.
+        ColumnError: The row lacks a column, or a cell holds another type.
+        RegistryError: The format is unknown.
     """
     form = data_formats.get(format_name)
     missing = [column for column in form.columns if column not in row]
@@ -107,7 +107,7 @@ def _gsm8k(row: Row) -> Mapping[str, Any]:
     _, mark, last = answer.rpartition("####")
     if not mark or not last.strip():
         raise ValueError(f"answer must end with '#### NUMBER': got {answer[-60:]!r}")
-    # Thousands are written with commas.
+    # The published answers separate thousands with commas.
     return {
         "prompt": _text(row, "question"),
         "ground_truth": last.strip().replace(",", ""),
@@ -129,7 +129,7 @@ _BOX = re.compile(r"\\f?boxed\s*(?=\{)")
 
 
 def _last_box(text: str) -> str:
-    r"""Return what stands in the last `\boxed{}`, whose braces may be nested."""
+    r"""Return the content of the last `\boxed{}`, which may contain nested braces."""
     places = list(_BOX.finditer(text))
     if not places:
         raise ValueError(f"solution must hold \\boxed{{}}: got {text[-60:]!r}")
@@ -186,7 +186,7 @@ def _helpsteer3(row: Row) -> Mapping[str, Any] | None:
     if score == 0:  # as good as each other: nothing to prefer
         return None
     answers = [_text(row, "response1"), _text(row, "response2")]
-    # Below 0 the first response is the better one.
+    # A negative score prefers the first response.
     better, worse = answers if score < 0 else reversed(answers)
     _check_messages(row["context"], "context")
     return {"prompt": row["context"], "chosen": better, "rejected": worse}

@@ -1,4 +1,4 @@
-"""`BatchedDataLoader`: batches in an order that can be resumed to the sample."""
+"""`BatchedDataLoader`: batches in a reproducible order, resumable to the sample."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 __all__ = ["BatchedDataLoader", "RowOrder"]
 
 Batch = Any
-"""What `collate_fn` returns; a `BatchedDataDict` by default."""
+"""Type of the batches that `collate_fn` returns; a `BatchedDataDict` by default."""
 
 
 _DEFAULT_ROWS = 32
 
 
 def _default_collate(rows: Sequence[Mapping[str, Any]]) -> BatchedDataDict[Any]:
-    """Turn processed prompts into token columns, other rows into plain lists."""
+    """Collate processed prompts into token columns, other rows into plain lists."""
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise DataError(
@@ -49,15 +49,15 @@ class Loader(Protocol):
     """Batches of a dataset, for training and for validation."""
 
     def __iter__(self) -> Iterator[Batch]:
-        """Go on with the epoch that is under way, or begin the next one."""
+        """Continue the current epoch, or begin the next one."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return the place in the data, as JSON values."""
+        """Return the position in the data as JSON values."""
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a place that `state_dict` gave."""
+        """Restore a position saved by `state_dict`."""
         ...
 
 
@@ -69,11 +69,11 @@ class RowOrder(Protocol):
         ...
 
     def indices(self, epoch: int) -> NDArray[np.int64]:
-        """Return the rows of an epoch, in their order."""
+        """Return the rows of an epoch in order."""
         ...
 
     def state(self) -> Any:
-        """Return what the order depends on, as JSON values."""
+        """Return the settings that determine the order, as JSON values."""
         ...
 
 
@@ -98,30 +98,30 @@ def _check_sizes(batch_size: int, num_shards: int, shard_index: int) -> None:
 class BatchedDataLoader:
     """Iterates over a dataset in batches.
 
-    The order is a pure function of seed and epoch. `iter()` goes on where the loader
-    stands and ends with the epoch; the next `iter()` begins the next epoch. With
-    `endless=True` it never ends, and batches run across epochs.
+    The order is a pure function of seed and epoch. `iter()` continues at the current
+    position and ends with the epoch; the next `iter()` begins the next epoch. With
+    `endless=True` it never ends, and batches span epochs.
 
     Args:
         dataset: Anything with `len()` and integer indices, or an iterable of rows.
         batch_size: Rows per batch; None: 32, or all where there are fewer.
         shuffle: Permute the rows of each epoch.
         seed: Seed of the permutation.
-        drop_last: Leave out the last, smaller batch of an epoch.
+        drop_last: Drop the last, smaller batch of an epoch.
         endless: Fill batches across epochs and never stop.
-        collate_fn: Turns a list of rows into a batch.
+        collate_fn: Function that makes a batch of a list of rows.
         order: The order of the rows of an epoch, such as a `MixtureOrder`, in place of
             `shuffle`.
-        num_shards: Processes that share each batch: `batch_size` counts the rows of all
-            of them.
-        shard_index: Which part of each batch is handed out here.
-        pass_rates: Leaves rows out of epochs; batches then have a column `data_row`,
-            and an epoch may be shorter than `len()`.
-        name: What to call the dataset in messages.
+        num_shards: Number of processes that share each batch; `batch_size` counts the
+            rows of all of them.
+        shard_index: Index of the part of each batch that this loader returns.
+        pass_rates: Filter that skips rows of an epoch; batches then have a column
+            `data_row`, and an epoch may be shorter than `len()`.
+        name: Name of the dataset in messages.
 
     Raises:
         EmptyDatasetError: There is no row, or no full batch with `drop_last`.
-        DataError: The batch size or the shard is impossible, or `pass_rates` is given
+        DataError: The batch size or the shard is invalid, or `pass_rates` is combined
             with several shards or `endless`.
     """
 
@@ -148,7 +148,7 @@ class BatchedDataLoader:
         )
         self.name = name or str(getattr(dataset, "name", None) or "dataset")
         if batch_size is None:
-            # A multiple of the shards, at least one row each.
+            # Rounded to a multiple of the shards, with at least one row each.
             shards = max(num_shards, 1)
             batch_size = max(min(_DEFAULT_ROWS, len(rows)) // shards, 1) * shards
         _check_sizes(batch_size, num_shards, shard_index)
@@ -189,7 +189,7 @@ class BatchedDataLoader:
 
     @property
     def num_rows(self) -> int:
-        """Rows per epoch, those that `pass_rates` leaves out included."""
+        """Rows per epoch, including those that `pass_rates` skips."""
         return len(self._rows if self._row_order is None else self._row_order)
 
     @property
@@ -199,7 +199,7 @@ class BatchedDataLoader:
 
     @property
     def position(self) -> int:
-        """Rows of this epoch that have been handed out."""
+        """Number of rows of this epoch already returned."""
         return self._position
 
     def __len__(self) -> int:
@@ -216,7 +216,7 @@ class BatchedDataLoader:
             start = self._position
             self._position = min(start + self._batch_size, self._num_rows_now())
             indices = self._indices(self._epoch)[start : self._position]
-            # The position is moved first, so that a state saved while this batch is in
+            # Advanced before the yield, so that a state saved while this batch is in
             # use resumes after it.
             yield self._batch(indices)
         self._epoch, self._position = self._epoch + 1, 0
@@ -231,22 +231,22 @@ class BatchedDataLoader:
         return self._num_rows_now() - self._position
 
     def _num_rows_now(self) -> int:
-        """Return the rows of the epoch that is under way."""
+        """Return the rows of the current epoch."""
         if self._pass_rates is None:
             return self.num_rows
         return len(self._indices(self._epoch))
 
     def batch_at(self, epoch: int, places: Sequence[int]) -> Batch:
-        """Return the rows at some places in the order of an epoch.
+        """Return the rows at the given places in the order of an epoch.
 
-        It may be called from another thread, and does not move the loader.
+        Safe to call from another thread; does not move the loader.
 
         Args:
             epoch: Counted from 0.
             places: From 0 to `num_rows` - 1.
 
         Raises:
-            DataError: With `pass_rates` the places of a later epoch are not known yet.
+            DataError: With `pass_rates` the order of a later epoch is not known yet.
         """
         if self._pass_rates is not None:
             raise DataError(
@@ -258,7 +258,7 @@ class BatchedDataLoader:
 
     @property
     def drops_last(self) -> bool:
-        """Whether the last rows of an epoch are left out if they are no full batch."""
+        """Whether the last rows of an epoch are dropped if they do not fill a batch."""
         return self._drop_last
 
     def _indices(self, epoch: int) -> NDArray[np.int64]:
@@ -273,7 +273,7 @@ class BatchedDataLoader:
             )
             if self._pass_rates is not None:
                 order = self._pass_rates.kept(epoch, order, self._batch_size)
-            # Two threads may be in different epochs: each returns its own.
+            # Two threads may be in different epochs, so each keeps a local reference.
             self._order = found = (epoch, order)
         return found[1]
 
@@ -290,9 +290,9 @@ class BatchedDataLoader:
         return taken
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the loader stands: plain numbers.
+        """Return the position of the loader as plain numbers.
 
-        It is the same on all shards, and fits another number of them.
+        It is the same on all shards and can be restored with another number of them.
         """
         state: dict[str, Any] = {
             "epoch": self._epoch,
@@ -308,10 +308,10 @@ class BatchedDataLoader:
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved; the batch size may differ.
+        """Restore a saved position; the batch size may differ.
 
         Raises:
-            DataError: The state is of another dataset, seed or order.
+            DataError: The state is from another dataset, seed or order.
         """
         missing = {"epoch", "position", "num_rows", "seed", "shuffle"} - set(state)
         if missing:

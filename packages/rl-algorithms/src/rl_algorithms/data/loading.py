@@ -1,4 +1,4 @@
-"""The sources of a run: loaded, and split where rows are set aside."""
+"""Load the sources of a run, and split off validation rows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from rl_algorithms.seeds import permutation
 __all__ = ["LoadedSource", "load_sources", "set_aside"]
 
 _SPLIT_EPOCH = -1
-"""The permutation that sets validation rows aside is that of no training epoch."""
+"""Epoch number of the permutation that selects validation rows; no training epoch has
+it."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +29,15 @@ class LoadedSource:
     """Rows of one source."""
 
     title: str
-    """What metrics call it; empty where there is only one source."""
+    """Name in metrics; empty if there is only one source."""
     name: str
-    """What messages call it."""
+    """Name in messages."""
     rows: Rows
-    """Its rows."""
+    """Rows of the source."""
     weight: float | None = None
-    """Its share in a mixture; None: by its rows."""
+    """Share in a mixture; None: proportional to the number of rows."""
     format: str | None = None
-    """Name of the format that its rows were read by."""
+    """Name of the format of the rows."""
 
     def first(self, count: int) -> LoadedSource:
         """Return the source with only its first rows."""
@@ -46,7 +47,7 @@ class LoadedSource:
 
 
 def load_sources(source: Any, config: DatasetConfig | None) -> list[LoadedSource]:
-    """Load a given source, or else the configured one; none gives an empty list.
+    """Load the given source, else the configured one; return [] if there is neither.
 
     Raises:
         DataError: A source cannot be read.
@@ -75,10 +76,10 @@ def load_sources(source: Any, config: DatasetConfig | None) -> list[LoadedSource
 def set_aside(
     sources: list[LoadedSource], size: float, seed: int
 ) -> tuple[list[LoadedSource], list[LoadedSource]]:
-    """Set validation rows aside: `size` rows in all, or that part of each source.
+    """Split off validation rows: `size` rows in all, or that fraction of each source.
 
     Raises:
-        EmptyDatasetError: No row is left on either side.
+        EmptyDatasetError: One side would have no rows.
     """
     total = sum(len(source.rows) for source in sources)
     part = size / total if size >= 1 else size
@@ -106,5 +107,5 @@ def set_aside(
 
 
 def take(rows: Rows, indices: Iterable[Any]) -> Rows:
-    """Return some rows, in that order."""
+    """Return the rows at these indices, in that order."""
     return [rows[int(index)] for index in indices]

@@ -1,13 +1,13 @@
-"""Several sources as one dataset, in proportions that hold in every stretch of it.
+"""Mix several sources into one dataset whose proportions hold in every stretch.
 
-An epoch of N rows (as many as all sources have together) takes `q_k` rows of source k,
-`q_k` being N times its weight, rounded so that they add up to N. The j-th of them has
-the place (2j + 1) / 2 q_k of the epoch, and rows follow each other by their places. So
-the first n rows have n q_k / N rows of source k, up to 1/2 + K q_k / 2N with K sources.
+An epoch of N rows (the sum over all sources) takes `q_k` rows of source k, where `q_k`
+is N times its weight, rounded so that they sum to N. The j-th of them has the position
+(2j + 1) / 2 q_k in the epoch, and rows are sorted by position. So the first n rows hold
+n q_k / N rows of source k, up to 1/2 + K q_k / 2N with K sources.
 
-A source goes through its own rows again and again, over all epochs, each time in
-another order: one with a large weight is repeated while a small one is not yet through.
-All of it is a function of the seed and the epoch.
+Each source cycles through its own rows across epochs, in another order each time: a
+source with a large weight repeats before one with a small weight is exhausted. The
+order is a function of the seed and the epoch.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Mixture:
     ```
 
     Args:
-        sources: What `load_dataset_any` takes, by the name that metrics use.
-        weights: The share of each, relative to each other; default: as many rows as
-            each has.
+        sources: Anything `load_dataset_any` takes, by name in metrics.
+        weights: Relative share of each source; default: proportional to its number of
+            rows.
 
     Raises:
         ConfigError: There is no source, or a weight is missing or not positive.
@@ -60,7 +60,7 @@ class Mixture:
 
 
 def quotas(weights: Sequence[float], num_rows: int) -> list[int]:
-    """Share rows out by weight: the largest remainders are rounded up.
+    """Apportion rows by weight, rounding the largest remainders up.
 
     Raises:
         ConfigError: A source would get no row.
@@ -80,7 +80,7 @@ def quotas(weights: Sequence[float], num_rows: int) -> list[int]:
 
 
 class MixtureOrder:
-    """The order of the rows of several sources that lie one behind the other.
+    """The order of the rows of several concatenated sources.
 
     Args:
         sizes: Rows of each source.
@@ -112,11 +112,11 @@ class MixtureOrder:
         return sum(self._sizes)
 
     def state(self) -> list[list[int]]:
-        """Return what the order depends on besides the seed, as plain numbers."""
+        """Return the settings that determine the order besides the seed, as numbers."""
         return [list(pair) for pair in zip(self._sizes, self._quotas, strict=True)]
 
     def indices(self, epoch: int) -> NDArray[np.int64]:
-        """Return the rows of an epoch, counted over all sources."""
+        """Return the rows of an epoch as indices into the concatenated sources."""
         result = np.empty(len(self), np.int64)
         first = 0
         for source, (size, quota) in enumerate(
@@ -130,11 +130,11 @@ class MixtureOrder:
     def _rows(
         self, source: int, size: int, taken: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return the rows that a source gives as its `taken`-th ones."""
+        """Return the rows that a source contributes after `taken` earlier ones."""
         passes, places = taken // size, taken % size
         if not self._shuffle:
             return places
-        # Rounds of a source are told apart as epochs are; sources by their seed.
+        # Each pass over a source is shuffled as an epoch; sources differ by their seed.
         seed = int(mix(self._seed, source) >> np.uint64(1))
         rows = np.empty_like(places)
         for number in np.unique(passes):

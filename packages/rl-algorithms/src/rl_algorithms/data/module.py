@@ -49,25 +49,27 @@ _logger = get_logger(__name__)
 
 
 class DataModule:
-    """Loads, checks, processes and batches the data of a run.
+    """Load, check, process and batch the data of a run.
 
     Args:
         config: Columns, templates, limits and default sources.
         tokenizer: The policy's tokenizer.
         kind: `prompts` for reinforcement learning, `demonstrations` for supervised
-            training, `preferences` for pairs of answers; it decides about processing
-            and columns of the batches.
+            training, `preferences` for pairs of answers; selects the processing and
+            the columns of the batches.
         batch_size: Rows (of preferences: pairs) per training batch.
         val_batch_size: Rows per validation batch; default `batch_size`.
-        max_length: Longest row in tokens; `config.max_input_seq_length` may be less.
-        seed: Seed of the order, and of the rows set aside.
+        max_length: Maximum row length in tokens; `config.max_input_seq_length` may
+            lower it.
+        seed: Seed of the order and of the validation split.
         train: A source in place of `config.train`, see `load_dataset_any`; also a
             `Mixture`, or a function that returns an iterable, which is then streamed.
         validation: A source in place of `config.validation`.
-        max_val_rows: Use only that many validation rows, the first ones; of several
-            sources an equal part each.
-        endless: Training batches never end, and run across epochs.
-        make_sequence_length_divisible_by: Round the width of demonstrations up.
+        max_val_rows: Maximum number of validation rows, taken from the start; several
+            sources contribute equal parts.
+        endless: Whether training batches never end and span epochs.
+        make_sequence_length_divisible_by: Round the width of demonstrations up to a
+            multiple of this.
 
     Raises:
         ConfigError: There is no source to train on.
@@ -99,9 +101,9 @@ class DataModule:
         self._val_batch_size = val_batch_size or batch_size
         self.collate = self._collator(make_sequence_length_divisible_by)
         self.provenance: list[SourceRecord] = []
-        """What was read of each source, which the log keeps; a stream is left out."""
+        """Provenance of each source, which the log records; streams have none."""
         self.pass_rates: PassRateFilter | None = None
-        """Is told how the answers to each prompt were rewarded; None: no prompt is
+        """Filter that records the rewards of each prompt's answers; None: no prompt is
         skipped."""
         self._check_pass_rates(is_stream=config.streaming or callable(train))
         held_out = load_sources(validation, config.validation)
@@ -139,7 +141,7 @@ class DataModule:
         )
 
     def _note(self, sources: list[LoadedSource], part: str) -> None:
-        """Write down which rows were read, as the run's log keeps it."""
+        """Log which rows were read."""
         records = [record_of(source, part) for source in sources]
         self.provenance += records
         for record in records:
@@ -148,7 +150,7 @@ class DataModule:
     def _without_overlaps(
         self, sources: list[LoadedSource], held_out: list[LoadedSource]
     ) -> list[LoadedSource]:
-        """Return the sources without rows that give held-out rows away, if dropped."""
+        """Return the sources, without leaking rows if the action is `drop`."""
         config = self.config.contamination
         if config.action == "ignore" or not held_out:
             return sources
@@ -164,13 +166,13 @@ class DataModule:
         found = describe_overlaps(overlaps)
         if config.action == "error":
             raise ContaminationError(
-                f"{found}; hold other rows out, or set data.contamination.action to "
-                "drop, which leaves these training rows out"
+                f"{found}; hold out other rows, or set data.contamination.action to "
+                "drop, which removes these training rows"
             )
         if config.action == "warn":
             _logger.warning(
-                "%s, so results on them also show what was learnt by heart; "
-                "data.contamination.action=drop leaves these training rows out",
+                "%s, so results on them also reflect memorised rows; "
+                "data.contamination.action=drop removes these training rows",
                 found,
             )
             return sources
@@ -250,9 +252,9 @@ class DataModule:
         )
 
     def validation_loader(self) -> BatchedDataLoader | ValidationParts | None:
-        """Return fresh loaders of the validation rows in their own order.
+        """Return new loaders of the validation rows in their original order.
 
-        They are `ValidationParts` where there are several sources.
+        Several sources give `ValidationParts`.
         """
         loaders = {
             title: self._held_out_loader(title) for title in self.validation_datasets
@@ -271,9 +273,9 @@ class DataModule:
         )
 
     def counts(self) -> dict[str, int]:
-        """Return numbers of rows, used and left out or cut, as metrics.
+        """Return the numbers of rows used, dropped and truncated, as metrics.
 
-        Of a stream it counts the rows that are held.
+        For a stream, only the rows currently held are counted.
         """
         counts = {
             "num_train_rows": len(self.train_dataset),
@@ -287,11 +289,11 @@ class DataModule:
         return counts
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the training data stand."""
+        """Return the position in the training data."""
         return dict(self.train_loader.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved."""
+        """Restore a saved position."""
         self.train_loader.load_state_dict(state)
 
     def _process(self, rows: Rows, name: str) -> ProcessedDataset:
@@ -311,7 +313,7 @@ class DataModule:
         return data
 
     def _processed(self, source: LoadedSource) -> ProcessedDataset:
-        """Process one source; rows of a mixture say where they come from."""
+        """Process one source; rows of a mixture carry the name of their source."""
         data = self._process(source.rows, source.name)
         if source.title:
             for datum in data:
@@ -329,7 +331,7 @@ class DataModule:
 
 
 def _limited(held_out: list[LoadedSource], max_rows: int | None) -> list[LoadedSource]:
-    """Return an equal part of each source, together no more than a number of rows."""
+    """Return equal parts of the sources, together at most a number of rows."""
     if max_rows is None or not held_out:
         return held_out
     each = max(max_rows // len(held_out), 1)
@@ -342,7 +344,7 @@ def _smaller(a: int | None, b: int | None) -> int | None:
 
 
 def _joined(datasets: Iterable[ProcessedDataset]) -> ProcessedDataset:
-    """Lay datasets one behind the other."""
+    """Concatenate datasets."""
     parts = list(datasets)
     if len(parts) == 1:
         return parts[0]

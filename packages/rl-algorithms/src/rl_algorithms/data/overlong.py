@@ -1,4 +1,4 @@
-"""What to do with rows that have more tokens than fit; never silently."""
+"""Drop, truncate or reject rows that have too many tokens; never silently."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def handle_overlong(
 
     Args:
         rows: Processed rows.
-        max_length: Limit in tokens; none: no limit.
-        config: What to do.
-        name: Name of the dataset, for messages.
-        noun: What a row is: `prompt` or `demonstration`.
+        max_length: Limit in tokens; None: no limit.
+        config: Holds `on_overlong`.
+        name: Name of the dataset in messages.
+        noun: Noun for a row: `prompt` or `demonstration`.
 
     Raises:
-        PromptTooLongError: There are such rows, and they are an error.
+        PromptTooLongError: There are such rows, and `on_overlong` is `error`.
         EmptyDatasetError: No row is left.
     """
     over = [
@@ -82,7 +82,7 @@ def _truncate(row: DatumSpec, max_length: int) -> DatumSpec:
     cut["token_ids"] = row["token_ids"][:max_length]
     cut["token_mask"] = row["token_mask"][:max_length]
     cut["length"] = max_length
-    # A row whose learned part is gone would only count as empty.
+    # Without a token to train on, the row must not count as a sequence in the loss.
     if not bool(cut["token_mask"].any()):
         cut["loss_multiplier"] = 0.0
     return cut

@@ -1,13 +1,13 @@
-"""`PassRateFilter`: leaves prompts out of an epoch that are always or never solved.
+"""`PassRateFilter`: skip prompts that are always or never solved.
 
 ```
-answers of a step -> note -> records -> kept (at the begin of an epoch) -> rows, metrics
+answers of a step -> note -> records -> kept (at the start of an epoch) -> rows, metrics
                        ^                                                     |
                        +--------------- visited again ----------------------+
 ```
-What an epoch leaves out is settled when it begins, so its order is known and can be
-resumed. A group whose answers are all right, or all wrong, has advantage 0 and teaches
-nothing; but which prompts these are changes with the policy, so they come back.
+The prompts to skip are fixed when an epoch begins, so its order is known and can be
+resumed. A group whose answers are all correct, or all wrong, has zero advantages and no
+gradient; but which prompts these are changes with the policy, so they are revisited.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ __all__ = ["DATA_ROW", "PassRateFilter"]
 _logger = get_logger(__name__)
 
 DATA_ROW = "data_row"
-"""Column [P] of the place of each prompt of a batch in the training data."""
+"""Column [P]: index of each prompt of a batch in the training data."""
 _PARTS = ("kept", "too easy", "too hard")
 _MEANS = {
     "length": (
@@ -51,19 +51,19 @@ _MEANS = {
 _KEYS = frozenset({"epoch", "too_easy", "too_hard", "metrics", "records"})
 
 Record = tuple[int, ...]
-"""Row, epoch of its newest visit, and of each of the newest visits, oldest first, the
-number of right answers and of all."""
+"""Row, epoch of its last visit, and for each recent visit, oldest first, the number of
+correct answers and of all answers."""
 
 
 class PassRateFilter:
-    """Knows how often each prompt was solved, and which ones an epoch leaves out.
+    """Track how often each prompt was solved, and skip prompts of an epoch accordingly.
 
     Args:
-        config: When a prompt counts as too easy or too hard.
+        config: Thresholds of prompts that are too easy or too hard.
         rows: The training data.
 
     Raises:
-        ColumnError: `difficulty_key` is missing in a row, or no number there.
+        ColumnError: A row has no number in the column `difficulty_key`.
     """
 
     def __init__(self, config: PassRateFilterConfig, rows: Sequence[DatumSpec]) -> None:
@@ -81,14 +81,14 @@ class PassRateFilter:
         self._num_rows = len(rows)
         self._records: dict[int, Record] = {}
         self._epoch = -1
-        # Tuples, as a state that was saved shares them with the run that goes on.
+        # Immutable tuples, because a saved state shares them with the continuing run.
         self._too_easy: tuple[int, ...] = ()
         self._too_hard: tuple[int, ...] = ()
         self._metrics: dict[str, float] = {}
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What the present epoch leaves out, and how that differs from what it has."""
+        """Metrics of the prompts that the current epoch skips and keeps."""
         return dict(self._metrics)
 
     def note(
@@ -99,11 +99,11 @@ class PassRateFilter:
         counted: NDArray[np.bool_],
         lengths: NDArray[np.int64],
     ) -> None:
-        """Take in the answers to a batch of prompts.
+        """Record the rewards of the answers to a batch of prompts.
 
         Args:
-            data_rows: [P] place of each prompt in the training data.
-            group_index: [N] place of each answer's prompt in the batch.
+            data_rows: [P] index of each prompt in the training data.
+            group_index: [N] index of each answer's prompt in the batch.
             rewards: [N] before scaling and shaping.
             counted: [N] false for answers that failed.
             lengths: [N] number of sampled tokens.
@@ -127,15 +127,15 @@ class PassRateFilter:
     def kept(
         self, epoch: int, order: NDArray[np.int64], min_rows: int
     ) -> NDArray[np.int64]:
-        """Return the rows of an epoch in their order, less those that are left out.
+        """Return the rows of an epoch in order, without the skipped ones.
 
-        What an epoch leaves out is settled by the first call for it.
+        The first call for an epoch fixes the rows that it skips.
 
         Args:
             epoch: Counted from 0.
-            order: All its rows.
-            min_rows: Where fewer would be left, those that were left out for the
-                longest come back early.
+            order: All rows of the epoch.
+            min_rows: Minimum number of rows; if fewer are left, those skipped for the
+                longest time return early.
         """
         if epoch != self._epoch:
             self._plan(epoch, order, min_rows)
@@ -147,7 +147,7 @@ class PassRateFilter:
         return found
 
     def _plan(self, epoch: int, order: NDArray[np.int64], min_rows: int) -> None:
-        """Settle what an epoch leaves out."""
+        """Fix the rows that an epoch skips."""
         present = set(order.tolist())
         too_easy: set[int] = set()
         too_hard: set[int] = set()
@@ -183,10 +183,10 @@ class PassRateFilter:
     def _early(
         self, order: NDArray[np.int64], left_out: set[int], min_rows: int
     ) -> set[int]:
-        """Return rows that come back before their time, so that a step is full."""
+        """Return rows that return early, so that a step is full."""
         places = [row for row in order.tolist() if row in left_out]
         num_missing = min(min_rows, len(order)) - (len(order) - len(places))
-        # Stable: of those visited in one epoch the first of the order.
+        # The sort is stable: rows last visited in the same epoch keep their order.
         places.sort(key=lambda row: self._records[row][1])
         return set(places[: max(num_missing, 0)])
 
@@ -223,14 +223,14 @@ class PassRateFilter:
             if shown:
                 means.append(f"mean {feature} {' / '.join(shown)}")
         return (
-            f"{len(self._too_easy)} prompts are left out as too easy and "
+            f"{len(self._too_easy)} prompts are skipped as too easy and "
             f"{len(self._too_hard)} as too hard "
             f"({self._metrics['pass_rate_filter_skipped_rate']:.1%}); "
             f"{', '.join(means)}"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is known of the prompts, as JSON values."""
+        """Return the records of all prompts as JSON values."""
         return {
             "epoch": self._epoch,
             "too_easy": self._too_easy,
@@ -243,12 +243,12 @@ class PassRateFilter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with what `state_dict` gave.
+        """Restore the state saved by `state_dict`.
 
-        Thresholds may differ, from the next epoch on.
+        Changed thresholds take effect from the next epoch on.
 
         Raises:
-            DataError: The state is of something else.
+            DataError: The state is from something else or from other data.
         """
         if missing := _KEYS - set(state):
             raise DataError(

@@ -1,4 +1,4 @@
-"""Which columns of a row make a pair, and where its prompt ends."""
+"""Find the columns of preference pairs, and the end of their prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pair:
     """One preference as conversations."""
 
     prompt: Messages
-    """What both begin with."""
+    """Messages that both conversations begin with."""
     chosen: Messages
     """The prompt and the better answer."""
     rejected: Messages
@@ -51,14 +51,14 @@ def find_pairs(
     """Read the pairs of a dataset.
 
     Raises:
-        ColumnError: A column is missing or holds something else.
+        ColumnError: A column is missing or holds another type.
     """
     columns = find_pair_columns(rows, config, name)
     return [_pair(row, columns, layout, index, name) for index, row in enumerate(rows)]
 
 
 def find_pair_columns(rows: Rows, config: DataConfig, name: str) -> _Columns:
-    """Find the columns, by the configured names or by the usual ones.
+    """Find the columns by their configured or usual names.
 
     Raises:
         ColumnError: A configured column is missing, or no pair can be read.
@@ -136,7 +136,7 @@ def _answer(row: Row, column: str, index: int, name: str) -> Messages:
 
 
 def _without(prompt: Messages, side: Messages) -> Messages:
-    """Return the answer without the prompt, where it begins with that."""
+    """Return the answer, without the prompt if it begins with it."""
     return side[len(prompt) :] if side[: len(prompt)] == prompt else side
 
 
@@ -148,7 +148,7 @@ def _shared(sides: Sequence[Messages]) -> Messages:
         if a != b:
             break
         same += 1
-    # Two equal conversations differ in nothing: their last message is the answer.
+    # Equal conversations share all messages, so the last one is taken as the answer.
     return first[: min(same, len(first) - 1, len(second) - 1)]
 
 

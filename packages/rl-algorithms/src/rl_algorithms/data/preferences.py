@@ -1,4 +1,4 @@
-"""Preferences: two answers to one prompt, of which the first is the better one.
+"""Preferences: pairs of answers to one prompt, the better one first.
 
 | a row has | the prompt is | the answers are |
 |---|---|---|
@@ -7,8 +7,8 @@
 | chosen, rejected as texts | empty | both texts as they are |
 | prompt, `completions`: `[{"rank": ..., "completion": ...}]` | the prompt | the best and the worst by rank (0 is best) |
 
-With a chat template what the model writes in the assistant's turns of an answer is
-learned, without one the answer and its EOS token. Shapes: B pairs, S tokens.
+With a chat template, the loss covers the model's own text in the assistant turns of an
+answer; without one, the answer and its EOS token. Shapes: B pairs, S tokens.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class PreferenceDatumSpec(TypedDict):
     length_chosen: int
     length_rejected: int
     length: int
-    """Tokens of the longer one."""
+    """Number of tokens of the longer answer with its prompt."""
     loss_multiplier: float
-    """Weight of the pair in the loss; 0 leaves it out."""
+    """Weight of the pair in the loss; 0 excludes it."""
     idx: int
-    """Place of the pair in its dataset."""
+    """Index of the pair in its dataset."""
     extra_env_info: dict[str, Any]
     """All columns of the row."""
 
@@ -79,22 +79,22 @@ def process_preferences(
 ) -> ProcessedDataset:
     """Turn rows into pairs of token rows with loss masks.
 
-    A pair whose answers are the same tokens teaches nothing: it is left out and
+    A pair whose answers have the same tokens gives no signal: it is dropped and
     counted.
 
     Args:
         rows: Loaded rows.
         tokenizer: The policy's tokenizer.
         config: Columns, templates and limits.
-        max_length: Longest prompt with an answer in tokens; a pair with a longer one is
-            an error, dropped, or both are cut at their end (`config.on_overlong`).
-        name: What to call the dataset in messages.
+        max_length: Maximum length of a prompt with an answer in tokens; a longer pair
+            is an error, dropped, or truncated (`config.on_overlong`).
+        name: Name of the dataset in messages.
 
     Returns:
         A dataset of `PreferenceDatumSpec`.
 
     Raises:
-        ColumnError: A column is missing or holds something else.
+        ColumnError: A column is missing or holds another type.
         DataError: An answer has no token.
         PromptTooLongError: A pair is too long, and `on_overlong` is `error`.
         EmptyDatasetError: No pair is left.
@@ -133,7 +133,7 @@ def process_preferences(
 
 
 _Encoded = tuple[list[int], list[int]]
-"""Tokens of one answer with its prompt, and which of them are learned."""
+"""Tokens of one answer with its prompt, and their loss mask."""
 
 
 def _tokens(better: _Encoded, worse: _Encoded) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _encode_chat(
     tokenizer: Tokenizer,
     config: DataConfig,
 ) -> list[_Encoded]:
-    """Render each conversation; the assistant's turns after the prompt are learned."""
+    """Render each conversation; the loss covers assistant turns after the prompt."""
     rendered = []
     for log, head in zip(logs, heads, strict=True):
         learned = [i for i in range(head, len(log)) if log[i]["role"] == "assistant"]
@@ -168,7 +168,7 @@ def _encode_plain(
     tokenizer: Tokenizer,
     config: DataConfig,
 ) -> list[_Encoded]:
-    """Tokenise prompt and answer apart, as an answer is sampled after its prompt."""
+    """Tokenise prompt and answer separately, as answers are sampled."""
     end = end_tokens(tokenizer, config)
     encoder = TextEncoder(tokenizer, config.add_bos)
     pieces = list(zip(logs, heads, strict=True))
@@ -235,7 +235,7 @@ def _limited(
 
 
 def _cut(pair: PreferenceDatumSpec, max_length: int) -> PreferenceDatumSpec:
-    """Cut both rows; a pair without anything left to tell apart does not count."""
+    """Truncate both rows; a pair whose rows have become equal does not count."""
     if pair["length"] <= max_length:
         return pair
     cut: Any = dict(pair)
@@ -253,10 +253,10 @@ def _cut(pair: PreferenceDatumSpec, max_length: int) -> PreferenceDatumSpec:
 
 
 class PreferenceCollator:
-    """Collates pairs into 2 B rows: chosen, rejected, chosen, rejected, ...
+    """Collate pairs into 2 B rows: chosen, rejected, chosen, rejected, ...
 
     Args:
-        pad_token_id: What to pad with.
+        pad_token_id: Padding token.
         make_sequence_length_divisible_by: Round the width up to a multiple of this.
     """
 

@@ -1,4 +1,4 @@
-"""What can be known to be wrong about data before a tokenizer is loaded."""
+"""Check data settings and columns before a tokenizer is loaded."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ NO_SOURCE = (
     "or hub name, or in Python pass dataset="
 )
 NUM_ROWS = 1000
-"""Rows of each file that are read; the others are read when the run begins."""
+"""Number of rows read of each file; the others are read when the run begins."""
 
 
 def check_data(config: DataConfig, kind: DataKind | None) -> None:
     """Check that there are data to train on, and that their columns can be used.
 
-    Of a file the first `NUM_ROWS` rows are read. What lies on the hub, or was written
-    by `Dataset.save_to_disk`, is not loaded.
+    Of a file, the first `NUM_ROWS` rows are read. Hub datasets and folders written by
+    `Dataset.save_to_disk` are not loaded.
 
     Args:
         config: Section `data`.
-        kind: What rows are read as; None: columns are not looked at.
+        kind: Use of the rows; None: columns are not checked.
 
     Raises:
         ConfigError: There is nothing to train on.
-        DataError: A source is not there, cannot be read, or lacks a column.
+        DataError: A source does not exist, cannot be read, or lacks a column.
         RegistryError: A world of tasks is unknown.
     """
     if config.train is None:
@@ -59,26 +59,25 @@ def check_data(config: DataConfig, kind: DataKind | None) -> None:
 
 
 def answers_of(path: str) -> str | None:
-    """Return how a reward asks for the answers of a data set; None: it has none.
+    """Return the name under which a reward gets a dataset's answers; None if none.
 
     Args:
-        path: A file, a folder, or what must be a name on the hub, of which it is
-            assumed that it has some.
+        path: A file, a folder, or a hub name; hub datasets are assumed to have answers.
 
     Raises:
-        DataError: There is no such file, it cannot be read, or it has no prompts.
+        DataError: The file does not exist, cannot be read, or has no prompts.
     """
     source = SourceConfig(path=path)
     check_sources([source])
     rows, name = _first_rows(source)
-    # Whatever its column is called, a rollout hands it on by this name.
+    # A rollout passes the answer on under this name, whatever its column is called.
     return (
         "answer" if not rows or find_columns(rows, DataConfig(), name).answer else None
     )
 
 
 def _first_rows(source: SourceConfig) -> tuple[Rows, str]:
-    """Return the first rows of a source, none where they cannot be read quickly."""
+    """Return the first rows of a source, or none if they cannot be read quickly."""
     if source.tasks is not None:
         few = source.tasks.replace(num_rows=1)
         return load_configured(source.replace(tasks=few))

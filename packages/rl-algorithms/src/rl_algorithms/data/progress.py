@@ -1,4 +1,4 @@
-"""A line on the terminal that says how far a long loop has come."""
+"""A progress line on the terminal for long loops."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def track(
 ) -> Iterator[T]:
     """Yield the items; show a progress line once the loop has taken two seconds.
 
-    Nothing is shown where standard error is no terminal, or belongs to a display.
+    Nothing is shown if standard error is not a terminal or is owned by a live display.
 
     Args:
-        items: What to go through.
-        what: What is being done, such as `tokenising dataset 'rows.jsonl'`.
-        total: Rows in all, where that is known.
+        items: Items to iterate over.
+        what: Description of the work, such as `tokenising dataset 'rows.jsonl'`.
+        total: Total number of rows, if known.
         step: Rows per item.
-        stream: Where to write; default standard error.
-        clock: Seconds from any fixed moment on.
+        stream: Output stream; default standard error.
+        clock: Clock in seconds, from any origin.
     """
     out = stream if stream is not None else sys.stderr
     if stream is None and not (isinstance(out, io.TextIOWrapper) and out.isatty()):

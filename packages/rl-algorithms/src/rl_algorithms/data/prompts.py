@@ -27,7 +27,7 @@ __all__ = ["PromptFormat", "plain_text", "process_prompts"]
 
 
 class PromptFormat:
-    """Templates around a prompt.
+    """The templates around a prompt.
 
     Args:
         config: Template and system prompt, as text or as files.
@@ -45,7 +45,7 @@ class PromptFormat:
         """Fill the template.
 
         Raises:
-            ColumnError: It names a column that the row does not have.
+            ColumnError: The template names a column that the row does not have.
         """
         if self._template is None:
             return prompt
@@ -80,19 +80,19 @@ def process_prompts(
 ) -> ProcessedDataset:
     """Turn rows into prompts.
 
-    A prompt is text or messages. Conversations that end with an answer are cut before
-    it. The environment is given all columns, and the answer as `answer` whatever its
-    column is called.
+    A prompt is text or messages. A conversation that ends with an answer is cut before
+    it. The environment gets all columns, with the answer under the name `answer`
+    whatever its column is called.
 
     Args:
         rows: Loaded rows.
         tokenizer: The policy's tokenizer.
         config: Columns, templates and limits.
-        max_length: Longest prompt in tokens.
-        name: What to call the dataset in messages.
+        max_length: Maximum prompt length in tokens.
+        name: Name of the dataset in messages.
 
     Raises:
-        ColumnError: A column is missing or holds something else.
+        ColumnError: A column is missing or holds another type.
         PromptTooLongError: A prompt is too long, and `on_overlong` is `error`.
     """
     config = config if config is not None else DataConfig()
@@ -128,7 +128,7 @@ def process_prompts(
 
 
 def plain_text(messages: Sequence[dict[str, str]]) -> str:
-    """Write messages as plain text: contents joined by newlines."""
+    """Return messages as plain text: their contents joined by newlines."""
     return "\n".join(message["content"] for message in messages)
 
 
@@ -166,8 +166,8 @@ def _datum(
     index: int, log: list[dict[str, str]], ids: list[int], info: dict[str, Any]
 ) -> DatumSpec:
     token_ids = torch.tensor(ids, dtype=torch.int64)
-    # The tokens of a prompt are one piece: headers and ends of turns belong to no
-    # single message, so the last one carries them all.
+    # Headers and turn ends belong to no single message, so the prompt is not split:
+    # its last message carries all tokens.
     empty = token_ids[:0]
     messages: list[dict[str, Any]] = [
         {**message, "token_ids": empty} for message in log[:-1]

@@ -1,4 +1,4 @@
-"""Which rows a run was given: counts, fingerprints and licences, for its log."""
+"""Provenance of a run's rows for its log: counts, fingerprints and licences."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from rl_algorithms.data.types import Rows
 __all__ = ["SourceRecord", "fingerprint", "record_of"]
 
 _MOST_ROWS = 1000
-"""Rows that a fingerprint reads, so that it costs milliseconds whatever the size."""
+"""Number of rows that a fingerprint reads, so that it takes milliseconds for any size.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """What is written down about the rows of one source."""
+    """Log record of the rows of one source."""
 
     part: str
     """`train` or `validation`."""
@@ -26,9 +27,9 @@ class SourceRecord:
     num_rows: int
     fingerprint: str
     format: str | None
-    """Name of the format that they were read by."""
+    """Name of the format of the rows."""
     licence: str | None
-    """Licence that the page of the format's data set states; None: not known."""
+    """Licence stated on the page of the format's dataset; None: unknown."""
 
     def __str__(self) -> str:
         shown = {k: v for k, v in asdict(self).items() if v is not None}
@@ -36,7 +37,7 @@ class SourceRecord:
 
 
 def record_of(source: LoadedSource, part: str) -> SourceRecord:
-    """Describe the rows of a source as they were read.
+    """Return the provenance of the rows of a source.
 
     Args:
         source: The source, with all of its rows.
@@ -54,10 +55,10 @@ def record_of(source: LoadedSource, part: str) -> SourceRecord:
 
 
 def fingerprint(rows: Rows) -> str:
-    """Return 16 hexadecimal digits that differ where rows, or their order, do.
+    """Return a fingerprint of rows and their order, as 16 hexadecimal digits.
 
-    It is SHA-256 of the number of rows and of their columns; of more than 1,000 rows
-    the columns of 1,000, evenly spaced with the first one among them.
+    It is the SHA-256 of the number of rows and their columns; of more than 1,000 rows,
+    only 1,000 evenly spaced ones, including the first, are read.
     """
     digest = hashlib.sha256(str(len(rows)).encode())
     count = min(len(rows), _MOST_ROWS)

@@ -1,4 +1,4 @@
-"""Rows of files, one after the other: JSONL, JSON, parquet and CSV."""
+"""Read rows of JSONL, JSON, parquet and CSV files one by one."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def read_file(path: Path) -> Iterator[Row]:
 
 
 def read_columns(columns: Mapping[str, Any], name: str) -> list[Row]:
-    """Turn columns into rows.
+    """Convert columns to rows.
 
     Raises:
-        ColumnError: A column is no list, or the lengths differ.
+        ColumnError: A column is not a list, or the lengths differ.
     """
     for key, values in columns.items():
         if isinstance(values, str) or not isinstance(values, Sequence):
@@ -121,7 +121,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:
-    # pyarrow takes long to import, and only this needs it.
+    # pyarrow is slow to import, and only parquet files need it.
     parquet = import_module("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
@@ -140,4 +140,4 @@ _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
     ".csv": _read_csv,
 }
 ENDINGS = tuple(_READERS)
-"""Endings of the files that can be read."""
+"""File endings that can be read."""

@@ -1,4 +1,4 @@
-"""`load_dataset_any`: rows from whatever a user has.
+"""`load_dataset_any`: load rows from Python objects, files, folders or the hub.
 
 | given | read as |
 |---|---|
@@ -62,12 +62,12 @@ def load_dataset_any(
 
     Args:
         source: See the table of the module.
-        split: Part of a folder or hub dataset; default `train` where there is one.
+        split: Split of a folder or hub dataset; default `train` if it exists.
         subset: Configuration of a hub dataset.
 
     Raises:
         DatasetNotFoundError: There is no such file, folder or hub dataset.
-        DataError: A file or row cannot be read; the message says which.
+        DataError: A file or row cannot be read; the message names it.
         EmptyDatasetError: There are no rows.
     """
     name = describe_source(source)
@@ -85,7 +85,7 @@ def check_not_empty(rows: Rows, name: str) -> None:
     """Check that a dataset has rows.
 
     Raises:
-        EmptyDatasetError: It has none.
+        EmptyDatasetError: The dataset has no rows.
     """
     if len(rows) == 0:
         raise EmptyDatasetError(
@@ -94,13 +94,13 @@ def check_not_empty(rows: Rows, name: str) -> None:
 
 
 def load_configured(config: SourceConfig) -> tuple[Rows, str]:
-    """Load what a configuration names: a path, or the tasks of a world.
+    """Load the path or the tasks that a configuration names.
 
     Returns:
-        The rows, and what to call them in messages.
+        The rows, and their name in messages.
 
     Raises:
-        DataError: As `load_dataset_any`.
+        DataError: See `load_dataset_any`.
         RegistryError: The world is unknown.
     """
     if config.path is not None:
@@ -120,12 +120,12 @@ def load_configured(config: SourceConfig) -> tuple[Rows, str]:
 
 
 def check_sources(sources: Iterable[SourceConfig]) -> None:
-    """Find what cannot be loaded, without loading anything.
+    """Check that a source can be loaded, without loading it.
 
     Raises:
-        DatasetNotFoundError: A file or folder is not there.
+        DatasetNotFoundError: A file or folder does not exist.
         RegistryError: A world of tasks is unknown.
-        ConfigError: Its settings do not fit.
+        ConfigError: The settings of a world are invalid.
     """
     for source in sources:
         if source.path is not None:
@@ -135,11 +135,11 @@ def check_sources(sources: Iterable[SourceConfig]) -> None:
 
 
 def with_columns(rows: Rows, config: SourceConfig) -> Rows:
-    """Read rows by `config.format`, and give columns the names of `config.columns`.
+    """Convert rows by `config.format`, and rename columns by `config.columns`.
 
     Raises:
         ColumnError: A row lacks a column, or does not fit the format.
-        EmptyDatasetError: The format leaves every row out.
+        EmptyDatasetError: The format drops every row.
     """
     if not config.columns and config.format is None:
         return rows
@@ -147,20 +147,20 @@ def with_columns(rows: Rows, config: SourceConfig) -> Rows:
     kept = [row for row in found if row is not None]
     if not kept:
         raise EmptyDatasetError(
-            f"dataset {config.title}: the format {config.format} leaves all "
-            f"{len(rows)} rows out; give it other rows"
+            f"dataset {config.title}: the format {config.format} drops all "
+            f"{len(rows)} rows; give it other rows"
         )
     return kept
 
 
 def shape_row(row: Row, index: int, config: SourceConfig) -> Row | None:
-    """Read one row by its format, and give its columns their new names.
+    """Convert one row by its format, and rename its columns.
 
     Returns:
-        The row; None: the format leaves it out.
+        The row, or None if the format drops it.
 
     Raises:
-        ColumnError: It lacks a column, or does not fit the format.
+        ColumnError: The row lacks a column, or does not fit the format.
     """
     if not config.columns and config.format is None:
         return row
@@ -181,7 +181,7 @@ def shape_row(row: Row, index: int, config: SourceConfig) -> Row | None:
 
 
 def describe_source(source: Any) -> str:
-    """Return what to call a source in messages."""
+    """Return the name of a source in messages."""
     if isinstance(source, str | Path):
         return repr(str(source))
     return f"(a {type(source).__name__})"
@@ -212,10 +212,10 @@ def _from_object(source: Any, split: str | None, name: str) -> Rows:
 
 
 def as_row(row: Any, index: int, name: str) -> Row:
-    """Make columns of whatever a row is.
+    """Convert a row of any supported type to columns.
 
     Raises:
-        ColumnError: It is no mapping, no text and no object with fields.
+        ColumnError: The row is neither a mapping, nor text, nor an object with fields.
     """
     if isinstance(row, dict):
         return row
@@ -237,25 +237,25 @@ def as_row(row: Any, index: int, name: str) -> Row:
 
 
 def _with_metadata(row: dict[str, Any]) -> dict[str, Any]:
-    """Spread the `metadata` of a task over columns, which rewards can ask for."""
+    """Turn the `metadata` of a task into columns, so that rewards can use them."""
     metadata = row.get("metadata")
     return {**metadata, **row} if isinstance(metadata, Mapping) else row
 
 
 class Files(list[Path]):
-    """Data files that together are one dataset."""
+    """Data files that together form one dataset."""
 
 
 def locate(
     path: str, split: str | None, subset: str | None, *, streaming: bool = False
 ) -> Any:
-    """Find what a path or a name means.
+    """Resolve a path or a name.
 
     Args:
         path: A file, a folder or a hub name.
-        split: Part of a folder or hub dataset.
+        split: Split of a folder or hub dataset.
         subset: Configuration of a hub dataset.
-        streaming: Do not download a hub dataset as a whole.
+        streaming: Whether to stream a hub dataset instead of downloading it.
 
     Returns:
         `Files` to read, or a Hugging Face dataset.
@@ -273,7 +273,7 @@ def locate(
 
 
 def _check_path(path: str) -> None:
-    """Refuse what is neither there nor may be the name of a hub dataset."""
+    """Reject a path that neither exists nor can be the name of a hub dataset."""
     place = Path(path).expanduser()
     may_be_on_hub = place.suffix not in ENDINGS and _HUB_NAME.fullmatch(path)
     if not place.exists() and not may_be_on_hub:
@@ -290,7 +290,7 @@ def _read_files(files: Files) -> Rows:
 
 
 def holds_saved_dataset(path: Path) -> bool:
-    """Whether a folder is what `Dataset.save_to_disk` writes."""
+    """Return whether a folder was written by `Dataset.save_to_disk`."""
     return (path / "dataset_dict.json").exists() or (path / "state.json").exists()
 
 
@@ -342,8 +342,8 @@ def _from_hub(name: str, split: str | None, subset: str | None, streaming: bool)
     try:
         loaded = datasets.load_dataset(name, subset, split=split, **options)
     except Exception as error:
-        # Which exceptions come depends on the versions of datasets, huggingface_hub
-        # and the HTTP client; all mean that this name gives no data.
+        # The exception types depend on the versions of datasets, huggingface_hub and
+        # the HTTP client; all of them mean that the name cannot be loaded.
         reason = str(error).strip().splitlines()
         raise DatasetNotFoundError(
             f"dataset {name!r} is no file or folder here, and the hub did not give it "

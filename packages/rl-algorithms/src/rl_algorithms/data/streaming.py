@@ -1,12 +1,12 @@
-"""Rows that are read while they are trained on: endless, or too many to hold.
+"""Stream rows during training: endless sources, or more rows than fit in memory.
 
 ```
 source --rows--> block of n rows --process, shuffle--> batches
 ```
 The stream is read in blocks; a block is processed and shuffled as a whole, by the seed,
-the epoch and its number. So a state is a place: how many rows came before the block,
-and how many of the block were handed out. To go on from it the rows before the block
-are skipped, and the block is read again.
+the epoch and its number. A saved state is therefore a position: the number of rows
+before the block, and the number of its rows already returned. To resume, the rows
+before the block are skipped and the block is read again.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from rl_algorithms.seeds import mix, permutation
 __all__ = ["RowStream", "StreamLoader"]
 
 Process = Callable[[list[Row], str], Any]
-"""Turns raw rows, and what to call them, into a `ProcessedDataset`."""
+"""Function of raw rows and their name in messages that returns a `ProcessedDataset`."""
 
 
 class RowStream:
-    """A source that is reopened for each pass.
+    """A source that is reopened for each pass over the data.
 
     Args:
         source: A file, folder or hub name; an iterable; or a function that returns one,
             such as a generator function.
-        config: Split, subset and columns; its path where there is no `source`.
+        config: Split, subset and columns; its path if `source` is not given.
 
     Raises:
-        DataError: It is none of these.
+        DataError: The source is none of these.
     """
 
     def __init__(self, source: Any, config: SourceConfig | None = None) -> None:
@@ -59,21 +59,21 @@ class RowStream:
         self._opened = False
 
     def rows(self, skip: int = 0) -> Iterator[Row]:
-        """Go through the source from its begin, leaving the first rows out.
+        """Iterate over the source from its start, skipping the first rows.
 
         Raises:
-            DataError: It is an iterator, and was gone through before.
+            DataError: The source is an iterator that is already consumed.
         """
         index = skip
         for row in self._open(skip):
             row = as_row(row, index, self.name)
-            # Formats that leave rows out are refused with streams.
+            # `or row`: the configuration rejects formats that drop rows.
             yield shape_row(row, index, self._config) or row
             index += 1
 
     @property
     def once(self) -> bool:
-        """Whether the source is an iterator, which can be gone through only once."""
+        """Whether the source is an iterator, which can be consumed only once."""
         return isinstance(self._source, Iterator)
 
     def _open(self, skip: int) -> Iterator[Any]:
@@ -96,17 +96,17 @@ class RowStream:
 
 
 class StreamLoader:
-    """Batches of a stream; it has no length, and is resumed to the sample.
+    """Batches of a stream, without a length and resumable to the sample.
 
     Args:
         stream: The rows.
         batch_size: Rows per batch.
-        process: Tokenises rows.
-        block_rows: Rows that are processed and shuffled together.
-        shuffle: Whether they are shuffled.
+        process: Function that tokenises rows.
+        block_rows: Number of rows processed and shuffled together.
+        shuffle: Whether to shuffle each block.
         seed: Seed of the order.
-        drop_last: Leave out the last, smaller batch of a pass.
-        collate_fn: Turns a list of processed rows into a batch.
+        drop_last: Drop the last, smaller batch of a pass.
+        collate_fn: Function that makes a batch of a list of processed rows.
 
     Raises:
         EmptyDatasetError: The stream has no rows.
@@ -131,8 +131,8 @@ class StreamLoader:
         self._shuffle, self._seed = shuffle, seed
         self._drop_last = drop_last
         self._epoch, self._before, self._taken = 0, 0, 0
-        # The first rows are read now, so that mistakes show before a model is loaded,
-        # and kept: an iterator gives them only once.
+        # The first rows are read now, so that errors appear before a model is loaded,
+        # and kept, because an iterator yields them only once.
         self._rest = stream.rows()
         self._first = list(islice(self._rest, self._block_rows))
         if not self._first:
@@ -146,7 +146,7 @@ class StreamLoader:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether no further pass is possible: an iterator has come to its end."""
+        """Whether no further pass is possible, because an iterator is exhausted."""
         return self._stream.once and self._epoch > 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -157,7 +157,7 @@ class StreamLoader:
             left += [(before, n + 1, row) for n, row in enumerate(block)][start:]
             while len(left) >= self._batch_size:
                 batch, left = left[: self._batch_size], left[self._batch_size :]
-                # The place is moved first, as `BatchedDataLoader` does.
+                # Advanced before the yield, as in `BatchedDataLoader`.
                 self._before, self._taken, _ = batch[-1]
                 is_empty = False
                 yield self._collate([row for _, _, row in batch])
@@ -165,7 +165,7 @@ class StreamLoader:
             self._before, self._taken, _ = left[-1]
             yield self._collate([row for _, _, row in left])
         elif is_empty:
-            # Pass after pass would follow, without a single step.
+            # Otherwise passes would repeat forever without a single step.
             raise DataError(
                 f"dataset {self._stream.name} ended after {len(left)} usable rows, "
                 f"less than a step takes ({self._batch_size}): give it more rows, take "
@@ -174,7 +174,7 @@ class StreamLoader:
         self._epoch, self._before, self._taken = self._epoch + 1, 0, 0
 
     def _blocks(self) -> Iterator[tuple[int, list[DatumSpec]]]:
-        """Yield the blocks from the present place on, with the rows before each."""
+        """Yield the blocks from the current position on, with the rows before each."""
         before = self._before
         rows: Iterator[Row]
         if self._epoch == 0 and self._first and (before == 0 or self._stream.once):
@@ -199,7 +199,7 @@ class StreamLoader:
         return [data[int(index)] for index in order]
 
     def state_dict(self) -> dict[str, int | bool]:
-        """Return where the loader stands: plain numbers."""
+        """Return the position of the loader as plain numbers."""
         return {
             "epoch": self._epoch,
             "rows_before_block": self._before,
@@ -210,10 +210,10 @@ class StreamLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where a state was saved.
+        """Restore a saved position.
 
         Raises:
-            DataError: The state is of another loader, seed or order.
+            DataError: The state is from another loader, seed or order.
         """
         mine = self.state_dict()
         missing = set(mine) - set(state)

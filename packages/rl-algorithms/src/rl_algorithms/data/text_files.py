@@ -1,4 +1,4 @@
-"""Texts of a configuration that may stand in files of their own."""
+"""Texts of a configuration that may be read from files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["check_text_files", "text_or_file"]
 
 
 def text_or_file(text: str | None, file: str | None, key: str) -> str | None:
-    """Return a text, or what a file holds.
+    """Return a text, or the content of a file.
 
     Args:
         text: The text; None: see `file`.
@@ -36,7 +36,7 @@ def check_text_files(config: DataConfig) -> None:
     """Check that the files of templates and system prompts can be read.
 
     Raises:
-        DatasetNotFoundError: One cannot.
+        DatasetNotFoundError: A file cannot be read.
     """
     text_or_file(None, config.prompt_file, "prompt_file")
     text_or_file(None, config.system_prompt_file, "system_prompt_file")

@@ -1,4 +1,4 @@
-"""Rows of a dataset once they are processed."""
+"""Types of raw and processed rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = [
 ]
 
 LLMMessageLogType = list[dict[str, Any]]
-"""Messages with `role` and `content`; `token_ids`, `token_loss_mask` and
-`generation_logprobs` are tensors of one length where present."""
+"""Messages with `role` and `content`; if present, `token_ids`, `token_loss_mask` and
+`generation_logprobs` are tensors of equal length."""
 
 Row = Mapping[str, Any]
 """One row of a dataset by column name."""
@@ -36,32 +36,32 @@ class DatumSpec(TypedDict):
     message_log: LLMMessageLogType
     """The conversation: up to the prompt, or the whole demonstration."""
     length: int
-    """Tokens of the message log."""
+    """Number of tokens of the message log."""
     extra_env_info: dict[str, Any]
-    """All columns of the row, which the environment is given; `answer` among them."""
+    """All columns of the row for the environment, including `answer`."""
     loss_multiplier: float
-    """Weight of the row in the loss; 0 leaves it out."""
+    """Weight of the row in the loss; 0 excludes it."""
     idx: int
-    """Place of the row in its dataset."""
+    """Index of the row in its dataset."""
     token_ids: Tensor
     """[length] int64: the tokens of the whole message log."""
     token_mask: NotRequired[Tensor]
-    """[length] 1 where a demonstration's token is learned."""
+    """[length] 1 on the tokens of a demonstration that are trained on."""
     task_name: NotRequired[str]
-    """Environment of the row, where there are several."""
+    """Environment of the row, if there are several."""
     stop_strings: NotRequired[list[str] | None]
-    """Texts that end the row's answer."""
+    """Stop strings of the row's answer."""
 
 
 class PromptSpec(TypedDict):
-    """Prompts as columns: what `rl_collate_fn` makes, and a rollout begins with."""
+    """Prompts as columns, made by `rl_collate_fn` as the input of a rollout."""
 
     input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
     """Right-padded."""
     input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
-    """Tokens per row."""
+    """Number of tokens per row."""
     message_log: Annotated[list[LLMMessageLogType], ColumnSpec(("rows",), "list")]
-    """`DatumSpec.message_log`; the columns that follow are named alike, too."""
+    """`DatumSpec.message_log`; the following columns also have the names of fields."""
     loss_multiplier: NotRequired[Annotated[Tensor, ColumnSpec(("rows",), "number")]]
     extra_env_info: NotRequired[
         Annotated[list[dict[str, Any]], ColumnSpec(("rows",), "list")]
@@ -75,7 +75,7 @@ PROMPT_ROWS = Schema.of(PromptSpec, "prompts", Tensor=object)
 
 
 class Tokenizer(Protocol):
-    """What data and rollouts need of a Hugging Face tokenizer."""
+    """Methods of a Hugging Face tokenizer that data and rollouts call."""
 
     eos_token_id: int | None
     pad_token_id: int | None
@@ -87,15 +87,15 @@ class Tokenizer(Protocol):
         ...
 
     def decode(self, token_ids: Any, **kwargs: Any) -> Any:
-        """Turn tokens of one row into text."""
+        """Decode the tokens of one row."""
         ...
 
     def batch_decode(self, sequences: Any, **kwargs: Any) -> list[str]:
-        """Turn tokens of several rows into texts."""
+        """Decode the tokens of several rows."""
         ...
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the number of each token."""
+        """Return the id of each token."""
         ...
 
     def apply_chat_template(self, conversation: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Prompts of which a model sees nothing: its tokenizer knows none of the characters."""
+"""Find prompts that consist of unknown tokens, so that the model sees none of them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _MOST = 1000  # rows that are looked at
 def unknown_prompts(
     rows: Sequence[Mapping[str, Any]], tokenizer: Tokenizer, name: str
 ) -> str | None:
-    """Return what to warn of where prompts are unknown tokens only; None: nothing.
+    """Return a warning about prompts of unknown tokens only, or None.
 
     Args:
         rows: Processed rows.
-        tokenizer: What made their tokens.
-        name: What to call the dataset.
+        tokenizer: The tokenizer of the rows.
+        name: Name of the dataset.
     """
     unknown = getattr(tokenizer, "unk_token_id", None)
     if unknown is None or unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id):
@@ -43,7 +43,7 @@ def unknown_prompts(
 
 
 def _is_unknown(row: Mapping[str, Any], unknown: int, others: set[int]) -> bool:
-    # Of a pair the prompt is the same in both.
+    # Both answers of a pair follow the same prompt.
     end = "" if "token_ids" in row else "_chosen"
     ids, mask = row[f"token_ids{end}"], row.get(f"token_mask{end}")
     if mask is not None:

@@ -1,4 +1,4 @@
-"""Several held-out sets, measured one by one."""
+"""Several validation sets, measured one by one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["Loaders", "ValidationParts"]
 
 
 class ValidationParts(dict[str, Loader]):
-    """The loader of each held-out set by its name.
+    """The loaders of the validation sets by name.
 
-    A trainer's `_load_data` may return it as the validation data: `_validate` is then
-    called with one loader after the other.
+    A trainer's `_load_data` may return it as the validation data; `_validate` is then
+    called once per loader.
 
     Args:
-        parts: What `_validate` takes, by the set's name.
-        num_rows: Rows of each, by which plain metrics are averaged over the sets.
+        parts: Arguments of `_validate` by the name of the set.
+        num_rows: Number of rows of each set, the weights of averages over the sets.
     """
 
     def __init__(
@@ -28,4 +28,4 @@ class ValidationParts(dict[str, Loader]):
 
 
 Loaders = tuple[Loader, Loader | ValidationParts | None]
-"""What a trainer learns from, and what it is measured on, if anything."""
+"""Training data and, if any, validation data of a trainer."""

@@ -1,4 +1,4 @@
-"""Evaluation: samples of a model on held-out prompts, and what they are worth."""
+"""Evaluation: sample and score answers of a model to held-out prompts."""
 
 import lazy_loader
 

@@ -26,40 +26,41 @@ _OF_TRAINING = (
     "data.drop_last",
     "data.pass_rate_filter",
 )
-"""Keys of data that are not read: the prompts are those of `datasets`, in order."""
+"""Keys of `data` that are not read, because `datasets` gives the prompts, in order."""
 
 
 class EvalConfig(Config):
-    """What is asked, how it is answered, and how answers are scored."""
+    """Prompts of an evaluation, sampling of answers, and their scoring."""
 
     datasets: dict[str, DatasetConfig] = Field(default_factory=dict)
-    """Prompts by the name that results have; a plain path will do."""
+    """Prompts by the name used in results; also a plain path."""
     data: DataConfig = Field(default_factory=DataConfig)
-    """How prompts are read: columns, templates, what to do with over-long ones."""
+    """Reading of prompts: columns, templates, and handling of over-long ones."""
     env: EnvConfig | None = None
-    """What scores answers; null where a reward function or an object is handed in."""
+    """Environment that scores answers; null if a reward function or an environment
+    object is passed."""
     generation: GenerationConfig = Field(
         default_factory=lambda: GenerationConfig(max_new_tokens=DEFAULT_MAX_NEW_TOKENS)
     )
-    """The backend, and how it samples; the `val_` settings are not read."""
+    """Generation backend and its sampling parameters; the `val_` keys are not read."""
     max_rollout_turns: int = Field(1, gt=0)
-    """Answers per conversation, where the environment goes on."""
+    """Maximum number of answers per conversation of a multi-turn environment."""
     rollout: RolloutSettings = Field(default_factory=RolloutSettings)
-    """What to do about conversations that do not go as planned."""
+    """Handling of failed, over-long and rewritten conversations."""
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
-    """The machines."""
+    """Nodes and devices of the evaluation."""
     num_generations: int = Field(1, gt=0)
-    """Answers per prompt."""
+    """Number of answers per prompt."""
     greedy: bool | None = None
-    """Take the most probable token; null: where there is one answer per prompt."""
+    """Whether to always take the most likely token; null: if `num_generations` is 1."""
     ks: list[int] | None = None
-    """Which pass@k and cons@k to report; null: 1, 2, 4, ... and `num_generations`."""
+    """Values of k for pass@k and cons@k; null: 1, 2, 4, ... and `num_generations`."""
     pass_threshold: float = 1.0
-    """An answer is right if its reward is at least this."""
+    """Minimum reward of a correct answer."""
     max_samples: int | None = Field(None, gt=0)
     """Maximum number of prompts of each dataset, taken from its start; null: all."""
     batch_size: int = Field(256, gt=0)
-    """Prompts per call of the generator; results do not depend on it."""
+    """Number of prompts per call of the generator; does not affect results."""
     seed: int = Field(0, ge=0)
     """Seed of the sampled answers."""
 
@@ -102,11 +103,11 @@ class EvalConfig(Config):
 
     @property
     def is_greedy(self) -> bool:
-        """Whether the most probable token is taken."""
+        """Whether sampling is greedy."""
         return self.num_generations == 1 if self.greedy is None else self.greedy
 
     def all_ks(self) -> list[int]:
-        """Return the k to report, in order."""
+        """Return the values of k to report, in order."""
         if self.ks is not None:
             return sorted(set(self.ks))
         powers = [2**i for i in range(self.num_generations.bit_length())]

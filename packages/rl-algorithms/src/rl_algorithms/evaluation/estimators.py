@@ -1,7 +1,7 @@
-"""What n samples per prompt say about k samples: pass@k, cons@k, means.
+"""Estimate pass@k, cons@k and means from n samples per prompt.
 
-n answers to a prompt were sampled; each estimator is the exact expectation over all
-subsets of k of them, without enumerating these.
+Each estimator is the exact expectation over all subsets of k of the n answers, computed
+without enumerating the subsets.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from rl_distributed.errors import ConfigError
 __all__ = ["Interval", "cons_at_k", "mean_with_interval", "pass_at_k"]
 
 _Z = 1.959963984540054
-"""Of the standard normal distribution, 95 % lie within +- this."""
+"""Half-width of the central 95 % interval of the standard normal distribution."""
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    r"""Return the probability that one of k samples is right.
+    r"""Return the probability that at least one of k samples is correct.
 
     It is unbiased for the probability of k fresh samples (Chen et al.,
     arXiv:2107.03374):
@@ -30,8 +30,8 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
     $$
 
     Args:
-        num_samples: n, the samples there are.
-        num_correct: c, those that are right.
+        num_samples: n, the number of samples.
+        num_correct: c, the number of correct samples.
         k: The size of the subsets.
 
     Raises:
@@ -49,17 +49,16 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
 def cons_at_k(
     answers: Sequence[str | None], correct: Sequence[bool | float], k: int
 ) -> float:
-    """Return the probability that the majority of k samples is right.
+    """Return the probability that the majority answer of k samples is correct.
 
-    The answer that most of the k samples give wins (self-consistency,
-    arXiv:2203.11171). A tie is drawn by lot, so each of the tied answers counts in
-    equal parts. A sample without an answer (None) does not vote; where nobody votes,
-    the majority is wrong. Where equal answers are not all judged alike, their mean
-    counts.
+    The most frequent answer of the k samples wins (self-consistency,
+    arXiv:2203.11171). Ties are broken uniformly at random, so tied answers count in
+    equal parts. A sample without an answer (None) does not vote; without any vote the
+    majority is wrong. If equal answers were judged differently, their mean counts.
 
     Args:
-        answers: What each of the n samples answers.
-        correct: 1 where a sample is right.
+        answers: The answer of each of the n samples.
+        correct: 1 for correct samples.
         k: The size of the subsets.
 
     Raises:
@@ -81,11 +80,12 @@ def cons_at_k(
 def _ways_to_win(
     votes: Counter[str], worth: dict[str, float], silent: int, most: int, k: int
 ) -> float:
-    """Count the subsets of k in which the winner has `most` votes, by its worth.
+    """Sum the value of the winner over all subsets in which it has `most` votes.
 
-    `ways[size, tied]` counts the choices among the answers seen so far that take `size`
-    samples, and in which `tied` answers have `most` votes and the others fewer;
-    `gain[size, tied]` adds up the worth of the tied ones over the same choices.
+    This is a dynamic program over the distinct answers. `ways[size, tied]` counts the
+    choices among the answers seen so far that take `size` samples, with `tied` answers
+    at `most` votes and the others below; `gain[size, tied]` sums the values of the tied
+    answers over the same choices.
     """
     ways: dict[tuple[int, int], float] = {
         (size, 0): float(math.comb(silent, size)) for size in range(min(silent, k) + 1)
@@ -119,10 +119,10 @@ class Interval:
 
 
 def mean_with_interval(values: Sequence[float]) -> Interval:
-    """Return the mean of independent values, and where the true one probably lies.
+    """Return the mean of independent values with its 95 % confidence interval.
 
     The interval is `mean +- 1.96 s / sqrt(number)`, s being the standard deviation.
-    Samples of one prompt are not independent: give one value per prompt, their mean.
+    Samples of one prompt are not independent: pass one value per prompt, their mean.
     """
     if not values:
         return Interval(math.nan, math.nan, math.nan)

@@ -1,10 +1,10 @@
-"""`evaluate()`: answers of a model to prompts, scored and counted.
+"""`evaluate()`: sample, score and count a model's answers to prompts.
 
 ```
 datasets -> prompts -> generation x num_generations -> environment -> metrics, samples
 ```
-An answer depends on the seed, the place of its prompt in its dataset and its own
-number, and not on batches, replicas or the other datasets.
+An answer depends only on the seed, the index of its prompt in the dataset and its own
+number, and not on batches, replicas or other datasets.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from rl_models.tokens.tokenizer import load_tokenizer
 __all__ = ["evaluate"]
 
 _logger = get_logger(__name__)
-# No training step has this number, so that no evaluation repeats its noise.
+# No training step has this number, so an evaluation never reuses the noise of one.
 _STEP = -2
 
 
@@ -68,7 +68,7 @@ def evaluate(
     output: str | Path | None = None,
     **settings: Any,
 ) -> EvaluationResult:
-    """Measure a model.
+    """Evaluate a model.
 
     ```python
     result = evaluate("runs/grpo", rows, reward_fn, num_generations=8)
@@ -79,20 +79,20 @@ def evaluate(
         model: A model folder or hub name, a checkpoint, or a run's folder; of a run the
             best checkpoint is taken, and columns, templates, environment and sampling
             are the run's unless they are given.
-        dataset: Prompts: a list of dicts, a data set, a file, a folder, a hub name, or
+        dataset: Prompts: a list of dicts, a dataset, a file, a folder, a hub name, or
             a `Mixture`, whose parts are measured one by one.
-        reward_fn: Rewards an answer, a function or several; see
+        reward_fn: One or several functions that reward an answer; see
             `rl_envs.FunctionalRewardWrapper`.
         datasets: Several sources by name.
-        environment: An environment object, used and left open.
-        generation: A `GenerationInterface` to use instead of making one; it has the
-            weights that are measured, and is left open.
-        config: What to start from; default the run's, else the defaults.
+        environment: An environment object, which is not closed.
+        generation: A `GenerationInterface` to use instead of a new one; it must hold
+            the weights to measure, and is not closed.
+        config: Base configuration; default: that of the run, else the defaults.
         output: A JSON file to write.
         **settings: Keys of `EvalConfig`: `num_generations=8`, `temperature=0.6`.
 
     Raises:
-        UserError: Something that you can mend; nothing has been started then.
+        UserError: A mistake in the input; nothing has been started then.
     """
     target = find_target(model)
     base = target.settings() if config is None else config
@@ -142,7 +142,7 @@ def evaluate(
 
 
 def _rollout_config(config: EvalConfig, model: str) -> RolloutConfig:
-    """Return how conversations are played; one without room for an answer ends."""
+    """Return the rollout settings; a conversation out of context simply ends."""
     limits: dict[str, Any] = {}
     context = config.generation.max_context_length or folder_context_length(model)
     if config.max_rollout_turns > 1 and context is not None:
@@ -156,7 +156,7 @@ def _rollout_config(config: EvalConfig, model: str) -> RolloutConfig:
 def _choose_scorer(
     reward_fn: RewardFns | None, environment: EnvironmentInterface[Any] | None
 ) -> RewardFns | EnvironmentInterface[Any] | None:
-    """Return the function or the object; None for the section `env`."""
+    """Return the reward function or environment, or None for the section `env`."""
     if reward_fn is not None and environment is not None:
         raise ConfigError("reward_fn and environment exclude each other: give one")
     return reward_fn if reward_fn is not None else environment
@@ -168,7 +168,7 @@ def _load_prompts(
     datasets: Mapping[str, Any] | None,
     tokenizer: Tokenizer,
 ) -> dict[str, list[DatumSpec]]:
-    """Return the processed prompts by dataset; what is given comes before `config`."""
+    """Return the processed prompts by dataset; arguments override `config`."""
     sources: list[tuple[str, Any]] = []
     if dataset is not None:
         parts = load_sources(dataset, None)
@@ -222,7 +222,7 @@ def _start_environment(
     scorer: RewardFns | EnvironmentInterface[Any] | None,
     closing: ExitStack,
 ) -> EnvironmentInterface[Any]:
-    """Return an object as it is; functions and named environments get a process."""
+    """Return an object unchanged; host functions and named environments."""
     if is_environment(scorer):
         return scorer
     if scorer is not None:

@@ -1,4 +1,4 @@
-"""What can be known to be wrong about an evaluation before anything is loaded."""
+"""Check an evaluation before anything is loaded."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["check_evaluation"]
 def check_evaluation(
     config: EvalConfig, *, has_scorer: bool = False, has_data: bool = False
 ) -> None:
-    """Check what needs neither a model nor data; it imports neither torch nor Ray.
+    """Check the configuration without a model or data, importing neither torch nor Ray.
 
     Args:
-        config: What is asked, and how.
+        config: Configuration of the evaluation.
         has_scorer: Whether a function or an object scores the answers.
-        has_data: Whether prompts are given beside the configuration.
+        has_data: Whether prompts are given besides the configuration.
 
     Raises:
-        ConfigError: Nothing scores the answers, or nothing is asked.
-        RegistryError: There is no generation backend of that name.
+        ConfigError: Nothing scores the answers, or there are no prompts.
+        RegistryError: The generation backend is unknown.
     """
     if not has_scorer and config.env is None:
         raise ConfigError(

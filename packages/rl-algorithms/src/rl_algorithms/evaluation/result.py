@@ -1,4 +1,4 @@
-"""What an evaluation finds."""
+"""Results of an evaluation."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class DatasetEvaluation:
     """Results of one dataset."""
 
     name: str
-    """Its name."""
+    """Name of the dataset."""
     num_prompts: int
-    """Prompts that were answered."""
+    """Number of prompts."""
     num_generations: int
-    """Answers per prompt."""
+    """Number of answers per prompt."""
     metrics: dict[str, float]
     """Numbers by name, as `pass@1`, `cons@8`, `reward`, `reward_low`."""
     samples: list[dict[str, Any]] = field(default_factory=list, repr=False)
-    """Every answer: `dataset`, `idx`, `prompt`, `response`, `answer`, `reward` (None
-    where it was not scored), `correct`, `truncated`, `num_tokens`, and the whole
-    conversation as `messages`."""
+    """All answers: `dataset`, `idx`, `prompt`, `response`, `answer`, `reward` (None if
+    not scored), `correct`, `truncated`, `num_tokens`, and the whole conversation as
+    `messages`."""
 
     @classmethod
     def of(
@@ -47,14 +47,14 @@ class DatasetEvaluation:
     ) -> DatasetEvaluation:
         """Compute the metrics.
 
-        An answer that was not scored is not right, and has no part in the mean reward.
+        An unscored answer counts as wrong, and is excluded from the mean reward.
 
         Args:
-            name: The dataset's name.
-            samples: The answers, all of a prompt together.
-            num_generations: Answers per prompt.
-            ks: Which pass@k and cons@k.
-            environment: Metrics of the environment's own.
+            name: Name of the dataset.
+            samples: The answers, grouped by prompt.
+            num_generations: Number of answers per prompt.
+            ks: Values of k for pass@k and cons@k.
+            environment: The environment's own metrics.
         """
         groups = [
             samples[first : first + num_generations]
@@ -101,15 +101,15 @@ class EvaluationResult:
     """Results of all datasets."""
 
     model: str
-    """The model that answered."""
+    """The evaluated model."""
     datasets: dict[str, DatasetEvaluation]
     """Results by dataset."""
     config: dict[str, Any] = field(repr=False)
-    """The whole configuration, so that the evaluation can be made again."""
+    """The whole configuration, to repeat the evaluation."""
 
     @property
     def metrics(self) -> dict[str, float]:
-        """All numbers: those of the only dataset, else as `<dataset>/<name>`."""
+        """All metrics by name, as `<dataset>/<name>` if there are several datasets."""
         if len(self.datasets) == 1:
             return dict(next(iter(self.datasets.values())).metrics)
         return {
@@ -127,7 +127,7 @@ class EvaluationResult:
         """Return everything as JSON values.
 
         Args:
-            samples: Include every answer.
+            samples: Whether to include the answers.
         """
         datasets = {
             name: {
@@ -145,7 +145,7 @@ class EvaluationResult:
         return {**data, "samples": self.samples} if samples else data
 
     def save(self, path: str | Path, *, samples: bool = True) -> Path:
-        """Write a JSON file, whole or not at all; its folder is made."""
+        """Write a JSON file atomically; create its folder if necessary."""
         target = Path(path).expanduser()
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(target.name + ".tmp")
@@ -156,5 +156,5 @@ class EvaluationResult:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """JSON has no NaN: what has no value is null."""
+    """Replace NaN, which JSON lacks, by null."""
     return {name: value if value == value else None for name, value in metrics.items()}

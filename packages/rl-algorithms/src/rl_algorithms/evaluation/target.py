@@ -1,4 +1,4 @@
-"""What there is to evaluate: a model, a checkpoint, or a run."""
+"""Find the model to evaluate: a model folder, a checkpoint, or a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _NOT_OF_AN_EVALUATION = (
 
 @dataclass(frozen=True)
 class EvaluationTarget:
-    """A model, and what the run that made it says about its use."""
+    """A model, and the configuration of the run that trained it."""
 
     model: str
     """Folder or hub name."""
@@ -33,10 +33,10 @@ class EvaluationTarget:
     """Configuration of the run; empty for a plain model."""
 
     def settings(self) -> dict[str, Any]:
-        """Return what an `EvalConfig` takes over from the run.
+        """Return the settings that an `EvalConfig` takes from the run.
 
-        Its prompts are the run's validation data; columns, templates, environment and
-        the way of sampling are the run's.
+        The prompts are the run's validation data; columns, templates, environment and
+        sampling parameters are those of the run.
         """
         run = self.run_config
         data = dict(run.get("data") or {})
@@ -57,7 +57,7 @@ class EvaluationTarget:
 
 
 def find_target(name: str | Path) -> EvaluationTarget:
-    """Find the model that a folder or a name means.
+    """Return the model that a folder or a name refers to.
 
     | given | model |
     |---|---|
@@ -66,7 +66,7 @@ def find_target(name: str | Path) -> EvaluationTarget:
     | anything else | the folder or hub name itself |
 
     Raises:
-        ConfigError: A run has no checkpoint.
+        ConfigError: The run has no checkpoint.
     """
     path = Path(name).expanduser()
     weights = path / "policy" / "weights"

@@ -1,6 +1,6 @@
-"""What trainers, losses and estimators must hold, as checks that run on anybody's.
+"""Conformance checks for trainers, losses and estimators, including your own.
 
-| check | what it is run on |
+| check | runs on |
 |---|---|
 | `check_trainer` | a trainer: hooks in pairs, bitwise resume |
 | `check_loss` | a loss: its paper's formula, its gradient, independence |

@@ -1,4 +1,4 @@
-"""Batches for the conformance checks, and what may be done to a batch.
+"""Batches for the conformance checks, and transformations of them.
 
 Shapes: B rows, S columns; the log-probs of the next tokens have S - 1.
 """
@@ -18,14 +18,14 @@ __all__ = ["LossBatch", "RewardBatch", "reward_batch", "token_batch"]
 
 @dataclass(frozen=True)
 class LossBatch:
-    """What a loss is computed from."""
+    """The inputs of a loss."""
 
     data: Mapping[str, Tensor]
-    """Columns of the batch, [B, ...] or [B, S, ...]. With a column `token_mask` the
-    batch has a width S, and `input_lengths`, if there, says how much of it is used."""
+    """Columns of the batch, [B, ...] or [B, S, ...]. With a column `token_mask`, the
+    batch has a width S, of which a row uses its `input_lengths`, if present."""
     inputs: Mapping[str, Tensor]
-    """What the gradient flows through, by the loss's argument: [B, ...], [B, S-1, ...]
-    or [B, S, ...], in float64."""
+    """Differentiable inputs by argument of the loss: [B, ...], [B, S-1, ...] or
+    [B, S, ...], in float64."""
     rows_per_unit: int = 1
     """Rows that belong together and stay in order: 2 where chosen and rejected
     alternate."""
@@ -37,7 +37,7 @@ class LossBatch:
 
     @property
     def width(self) -> int | None:
-        """S; none where nothing has tokens."""
+        """S, or None for a batch without tokens."""
         return self.data["token_mask"].shape[1] if "token_mask" in self.data else None
 
     def counts(self) -> tuple[Tensor, Tensor]:
@@ -48,7 +48,7 @@ class LossBatch:
         return rows.sum(), (self.data["token_mask"][:, 1:].double().sum(1) * rows).sum()
 
     def lengths(self) -> Tensor:
-        """Return [B]: how many columns of each row are used."""
+        """Return [B], the number of columns that each row uses."""
         if "input_lengths" in self.data:
             return self.data["input_lengths"]
         if self.width is None:
@@ -67,8 +67,8 @@ class LossBatch:
     def with_width(self, width: int, junk: float = 0.0) -> LossBatch:
         """Cut or pad to `width` columns.
 
-        What pads the inputs is 0, as training backends do; what pads a column of
-        integers or a mask is 0 too, and other columns are padded with `junk`.
+        Inputs, masks and columns of integers are padded with 0, as training backends
+        do, and other columns with `junk`.
         """
         if self.width is None:
             return self
@@ -92,11 +92,11 @@ class LossBatch:
         return replace(self, data=data, inputs=inputs)
 
     def replaced(self, **columns: Tensor) -> LossBatch:
-        """Return the batch with other columns."""
+        """Return the batch with these columns added or replaced."""
         return replace(self, data={**self.data, **columns})
 
     def cast(self, dtype: torch.dtype) -> LossBatch:
-        """Return the batch with floating-point values of another type."""
+        """Return the batch with floating-point values converted to `dtype`."""
 
         def convert(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
             return {
@@ -124,20 +124,20 @@ def token_batch(
     temperature: float = 0.4,
     **columns: Tensor,
 ) -> LossBatch:
-    """Return rows of different lengths as a rollout would give them, in float64.
+    """Return rows of different lengths, as from a rollout, in float64.
 
     Each row is a prompt and an answer, and in long rows the third token of the answer
-    is not trained on. One row does not count. Columns: `input_ids`, `input_lengths`,
+    is masked. One row is masked as a whole. Columns: `input_ids`, `input_lengths`,
     `token_mask`, `sample_mask`, `advantages` [B], `prev_logprobs`,
     `generation_logprobs`, `reference_policy_logprobs`; input: `next_token_logprobs`.
-    Where nothing is trained on, the columns hold what no loss may look at.
+    Masked positions hold junk, which no loss may read.
 
     Args:
-        seed: Another seed, another batch.
+        seed: Seed of the batch.
         num_rows: B.
         width: S, at least 4.
-        temperature: How far the log-probs are from each other.
-        **columns: Further columns, or others.
+        temperature: Spread of the differences between the log-probs.
+        **columns: Columns to add or replace.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -175,16 +175,16 @@ def token_batch(
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """What an estimator is computed from."""
+    """The inputs of an estimator."""
 
     rewards: Tensor
     """[N] float64."""
     group_index: Tensor
     """[N] rows of one prompt share an index."""
     valid_mask: Tensor
-    """[N] 1 where the row counts."""
+    """[N] 1 for valid rows."""
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Keyword arguments of `compute_advantage`: tensors [N, ...], or mappings of such
+    """Keyword arguments of `compute_advantage`: tensors [N, ...], or mappings of them
     by name."""
 
     def rows(self, index: Tensor) -> RewardBatch:
@@ -202,7 +202,7 @@ class RewardBatch:
         )
 
     def map_rewards(self, change: Any) -> RewardBatch:
-        """Return the batch with `change(tensor)` instead of every [N] of rewards."""
+        """Return the batch with `change` applied to every tensor [N] of rewards."""
         extra: dict[str, Any] = {}
         for name, value in self.extra.items():
             if isinstance(value, Mapping):
@@ -217,14 +217,14 @@ class RewardBatch:
 def reward_batch(
     seed: int, *, group_sizes: tuple[int, ...] = (4, 2, 3, 1, 4), **extra: Any
 ) -> RewardBatch:
-    """Return rewards of groups of several sizes, in float64, in no order.
+    """Return rewards of groups of several sizes, in float64 and shuffled.
 
-    The rewards are few different numbers, so that they tie; the last group has no
-    spread; one row in six does not count.
+    The rewards take few distinct values, so that there are ties; the last group has no
+    spread; one row in six is invalid.
 
     Args:
-        seed: Another seed, another batch.
-        group_sizes: Rows of each group.
+        seed: Seed of the batch.
+        group_sizes: Number of rows of each group.
         **extra: See `RewardBatch.extra`.
     """
     generator = torch.Generator().manual_seed(seed)

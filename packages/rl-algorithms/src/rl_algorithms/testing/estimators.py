@@ -1,4 +1,4 @@
-"""`check_estimator`: are the advantages the paper's, and of these rewards only?"""
+"""`check_estimator`: check advantages against a reference and for independence."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Case:
         return found.double()
 
     def close(self, check: str, message: str, got: Tensor, want: Any) -> None:
-        """Fail unless the two agree."""
+        """Raise ConformanceError unless the two agree."""
         wanted = torch.as_tensor(want, dtype=torch.float64)
         near = got.shape == wanted.shape and torch.allclose(
             got, wanted, rtol=self.tolerance, atol=self.tolerance
@@ -56,21 +56,22 @@ def check_estimator(
     tolerance: float = 1e-6,
     num_examples: int = 40,
 ) -> None:
-    """Check an advantage estimator against its paper, and what it may not depend on.
+    """Check an advantage estimator against its paper's formula and for independence.
 
     Args:
-        estimator: Has `compute_advantage`, see `AdvantageEstimator`.
-        make_batch: Makes rewards of a seed; see `reward_batch`.
-        reference: Gives the advantages of a batch as a list with an entry (or a list)
-            per row, in float64, row by row, 0 where a row does not count.
-        checks: Which of `ESTIMATOR_CHECKS`; default all.
-        local: Whether a group's advantages depend on that group alone; false where
-            something is normalised over the batch.
-        tolerance: Absolute and relative.
-        num_examples: Batches per check.
+        estimator: Object with `compute_advantage`, see `AdvantageEstimator`.
+        make_batch: Function of a seed that returns rewards; see `reward_batch`.
+        reference: Function that returns the advantages of a batch as a list with an
+            entry (or a list) per row, computed row by row in float64, 0 for invalid
+            rows.
+        checks: Names from `ESTIMATOR_CHECKS`; default all.
+        local: Whether a group's advantages depend on that group alone; false if they
+            are normalised over the batch.
+        tolerance: Absolute and relative tolerance.
+        num_examples: Number of batches per check.
 
     Raises:
-        ConformanceError: A rule is broken; `.check` names it.
+        ConformanceError: A check failed; `.check` names it.
     """
     case = _Case(estimator, reference, tolerance, local)
     for name in ESTIMATOR_CHECKS if checks is None else checks:
@@ -88,7 +89,7 @@ def _value(case: _Case, batch: RewardBatch, random: Random) -> None:
 
 
 def _row_order(case: _Case, batch: RewardBatch, random: Random) -> None:
-    """Check that the order of rows changes nothing."""
+    """Check that the order of rows has no effect."""
     order = list(range(len(batch.rewards)))
     random.shuffle(order)
     index = torch.tensor(order)
@@ -98,7 +99,7 @@ def _row_order(case: _Case, batch: RewardBatch, random: Random) -> None:
 
 
 def _group_names(case: _Case, batch: RewardBatch, random: Random) -> None:
-    """Which integers name the groups changes nothing."""
+    """Check that the numbering of the groups has no effect."""
     names = random.sample(range(-50, 1000), int(batch.group_index.max()) + 1)
     renamed = torch.tensor(names)[batch.group_index]
     other = RewardBatch(batch.rewards, renamed, batch.valid_mask, batch.extra)
@@ -118,7 +119,7 @@ def _other_groups(case: _Case, batch: RewardBatch, random: Random) -> None:
 
 
 def _rows_that_do_not_count(case: _Case, batch: RewardBatch, random: Random) -> None:
-    """Rows with mask 0 have advantage 0, and their rewards change nothing."""
+    """Check that invalid rows have advantage 0 and rewards without effect."""
     out = batch.valid_mask == 0
     got = case.run(batch.map_rewards(lambda r: torch.where(out, _JUNK, r)))
     message = "rows that do not count take part"
@@ -131,7 +132,7 @@ def _rows_that_do_not_count(case: _Case, batch: RewardBatch, random: Random) -> 
 
 
 def _all_masked(case: _Case, batch: RewardBatch, random: Random) -> None:
-    """If no row counts, every advantage is exactly 0."""
+    """Check that every advantage is exactly 0 if no row is valid."""
     none = torch.zeros_like(batch.valid_mask)
     empty = RewardBatch(batch.rewards, batch.group_index, none, batch.extra)
     got = case.run(empty)
@@ -143,7 +144,7 @@ def _all_masked(case: _Case, batch: RewardBatch, random: Random) -> None:
 
 
 def _equal_rewards(case: _Case, batch: RewardBatch, random: Random) -> None:
-    """Rewards that are all equal, rounding included, give finite advantages."""
+    """Check that equal rewards, rounding included, give finite advantages."""
     value = random.choice([0.0, 0.1, 1.0, -3.3, 1e6])
     got = case.run(batch.map_rewards(lambda r: torch.full_like(r, value)))
     if not bool(got.isfinite().all()):

@@ -1,4 +1,4 @@
-"""Running a property on generated examples, and the error that a broken one raises."""
+"""Run a property on generated examples, with the error for a violated one."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Property = Callable[[int, Random], None]
 
 
 class ConformanceError(AssertionError):
-    """A loss or an estimator breaks a rule.
+    """A loss or an estimator violates a rule.
 
     Args:
-        check: Name of the rule.
-        message: What was found.
+        check: Name of the check.
+        message: Description of the violation.
     """
 
     def __init__(self, check: str, message: str) -> None:
@@ -35,7 +35,7 @@ class ConformanceError(AssertionError):
 
 
 def for_examples(holds: Property, num_examples: int) -> None:
-    """Call `holds(seed, random)` with generated seeds; the same ones in each run."""
+    """Call `holds(seed, random)` with generated seeds, the same ones in each run."""
 
     @settings(
         max_examples=num_examples,

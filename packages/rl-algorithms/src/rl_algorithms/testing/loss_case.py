@@ -1,4 +1,4 @@
-"""A loss under test: run on a batch, or on its parts, and compared."""
+"""A loss under test: run it on a batch or on its parts, and compare."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class LossCase:
         batch: LossBatch,
         cut: Callable[[LossBatch], Iterable[LossBatch]] = lambda batch: (batch,),
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
-        """Return loss, gradients and metrics of the parts that `cut` makes."""
+        """Return loss, gradients and metrics summed over the parts made by `cut`."""
         leaves = {
             name: value.detach().clone().requires_grad_()
             for name, value in batch.inputs.items()
@@ -77,7 +77,7 @@ class LossCase:
         batch: LossBatch,
         cut: Callable[[LossBatch], Iterable[LossBatch]],
     ) -> None:
-        """Fail unless the parts of a batch are worth what the batch is worth."""
+        """Raise ConformanceError unless the parts of a batch add up to the batch."""
         want, want_grads, want_metrics = self.run(batch)
         got, grads, metrics = self.run(batch, cut)
         check_close(check, f"the loss depends on {what}", got, want)
@@ -97,18 +97,18 @@ def check_close(
     rtol: float = 1e-9,
     atol: float = 1e-11,
 ) -> None:
-    """Fail unless two tensors agree.
+    """Raise ConformanceError unless two tensors agree.
 
     Args:
-        check: Name of the rule.
-        message: What it means if they do not.
-        got: What the loss gave.
-        want: What is right.
+        check: Name of the check.
+        message: Description of the violation.
+        got: Value of the loss under test.
+        want: Expected value.
         rtol: Relative tolerance.
         atol: Absolute tolerance.
 
     Raises:
-        ConformanceError: They do not.
+        ConformanceError: The tensors differ.
     """
     if not torch.allclose(got.double(), want.double(), rtol=rtol, atol=atol):
         shown = [v.item() if v.dim() == 0 else v.tolist() for v in (got, want)]

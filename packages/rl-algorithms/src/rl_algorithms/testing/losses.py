@@ -1,8 +1,8 @@
-"""`check_loss`: is it the paper's formula, and does it depend on nothing else?
+"""`check_loss`: check a loss against its paper's formula and for independence.
 
-A loss is given micro-batches of whatever composition, together with the counts of the
-global batch, and the shares are added up. So its value, its gradient and its metrics
-must be those of the whole batch, however that is cut, ordered, padded or spread.
+A loss gets micro-batches of any composition together with the counts of the global
+batch, and the shares are summed. So its value, gradient and metrics must equal those of
+the whole batch, however it is cut, ordered, padded or distributed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_loss(
     num_examples: int = 15,
     compare_metrics: bool = True,
 ) -> None:
-    """Check a loss against its paper and against everything that it must not depend on.
+    """Check a loss against its paper's formula and for independence of its batching.
 
     ```python
     def reference(data, inputs, held):  # in float64, row by row, as the paper writes it
@@ -50,19 +50,20 @@ def check_loss(
 
     Args:
         loss_fn: A `LossFunction`.
-        make_batch: Makes a batch of a seed, in float64; see `token_batch`.
-        reference: Gives the loss of the whole batch of `data` and `inputs`, as a plain
-            formula without masked means and without autograd. `held` are the inputs
-            again, which stay where they are when the gradient is measured: read there
-            what the paper writes under a stop-gradient.
-        checks: Which of `LOSS_CHECKS`; default all.
-        masks: Columns that take everything out of the loss when they are 0.
-        optional: Columns that the loss has an answer for when they are missing.
-        num_examples: Batches per check.
-        compare_metrics: Whether metrics too must be those of the whole batch.
+        make_batch: Function of a seed that returns a batch in float64; see
+            `token_batch`.
+        reference: Function that returns the loss of the whole batch of `data` and
+            `inputs`, as a plain formula without masked means and autograd. `held` are
+            the same inputs, kept constant when the gradient is measured: use them where
+            the paper has a stop-gradient.
+        checks: Names from `LOSS_CHECKS`; default all.
+        masks: Columns that exclude everything from the loss when they are 0.
+        optional: Columns that the loss can do without.
+        num_examples: Number of batches per check.
+        compare_metrics: Whether metrics must also equal those of the whole batch.
 
     Raises:
-        ConformanceError: A rule is broken; `.check` names it.
+        ConformanceError: A check failed; `.check` names it.
     """
     case = LossCase(loss_fn, make_batch, reference, masks, optional, compare_metrics)
     for name in LOSS_CHECKS if checks is None else checks:
@@ -84,7 +85,7 @@ def _value(case: LossCase, batch: LossBatch, random: Random) -> None:
 def _gradient(case: LossCase, batch: LossBatch, random: Random) -> None:
     """Check the gradient against the reference's, by central differences.
 
-    Along random directions, that of a masked position included: it has no gradient.
+    The directions are random and include masked positions, which have no gradient.
     """
     _, grads, _ = case.run(batch)
     generator = torch.Generator().manual_seed(random.randrange(2**32))
@@ -114,7 +115,7 @@ def _gradient(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _float32(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """In float32 it is the same to five digits."""
+    """Check that float32 inputs give the same loss to five digits."""
     want, want_grads, _ = case.run(batch)
     got, grads, _ = case.run(batch.cast(torch.float32))
     message = "float32 inputs give another {}"
@@ -125,7 +126,7 @@ def _float32(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _pure(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """Check that no column changes, and that a second call gives the same bits."""
+    """Check that no column is modified, and that a second call is bitwise equal."""
     before = {name: value.clone() for name, value in batch.data.items()}
     first, second = case.run(batch)[0], case.run(batch)[0]
     for name, value in batch.data.items():
@@ -136,7 +137,7 @@ def _pure(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _padding(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """Columns behind the longest row change nothing, whatever they hold."""
+    """Check that padding after the longest row has no effect, whatever it holds."""
     if batch.width is None:
         return
     width = batch.width + random.randint(1, 5)
@@ -145,13 +146,13 @@ def _padding(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _row_order(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """Check that the order of rows changes nothing."""
+    """Check that the order of rows has no effect."""
     index = torch.cat(_shuffled(batch, random))
     case.same("row_order", "the order of rows", batch, lambda b: [b.rows(index)])
 
 
 def _micro_batches(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """Cut anywhere, each micro-batch as narrow as it may be, it is the same."""
+    """Check that cutting into micro-batches of minimal width has no effect."""
     units = _units(batch)
     size = random.randint(1, len(units))
     what = f"micro-batches of {size * batch.rows_per_unit} rows"
@@ -159,7 +160,7 @@ def _micro_batches(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _packing(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """Put into bins by length, as packed and dynamic micro-batches are."""
+    """Check that binning rows by length has no effect, as in sequence packing."""
     units = _shuffled(batch, random)
     lengths = [int(batch.lengths()[unit].sum()) for unit in units]
     packer = get_packer(
@@ -176,11 +177,11 @@ def _packing(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _data_parallel(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """Spread over ranks, with rows that do not count where the rows do not divide."""
+    """Check that distribution over ranks, padded with masked rows, has no effect."""
     units = _shuffled(batch, random)
     num_ranks, size = random.randint(2, 5), random.randint(1, 3)
     extra = -len(units) % num_ranks
-    # What fills up the ranks are copies of a row, which do not count.
+    # Ranks are filled up with masked copies of a row.
     filled = [*units, *[units[0]] * extra]
     per_rank = len(filled) // num_ranks
 
@@ -198,7 +199,7 @@ def _data_parallel(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _all_masked(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """Check that a batch in which nothing counts gives 0 and no gradient."""
+    """Check that a fully masked batch gives loss 0 and no gradient."""
     for name in case.masks:
         if name not in batch.data:
             continue
@@ -219,7 +220,7 @@ def _all_masked(case: LossCase, batch: LossBatch, random: Random) -> None:
 
 
 def _missing_columns(case: LossCase, batch: LossBatch, random: Random) -> None:
-    """Without a column that it reads a loss fails; it makes nothing up."""
+    """Check that a loss fails without a column that it reads."""
     want = case.run(batch)[0]
     for name in sorted({*batch.data} - {*_ALWAYS_THERE, *case.optional}):
         data = {key: value for key, value in batch.data.items() if key != name}
@@ -228,7 +229,10 @@ def _missing_columns(case: LossCase, batch: LossBatch, random: Random) -> None:
         except Exception:  # whichever: it was loud
             continue
         check_close(
-            "missing_columns", f"without column {name!r} the loss goes on", got, want
+            "missing_columns",
+            f"without column {name!r} the loss silently changes",
+            got,
+            want,
         )
 
 
@@ -250,7 +254,7 @@ LOSS_CHECKS = tuple(_CHECKS)
 
 
 def _units(batch: LossBatch) -> list[Tensor]:
-    """Return the indices of the rows that belong together."""
+    """Return the row indices of these units, whose rows stay together."""
     return list(torch.split(torch.arange(batch.num_rows), batch.rows_per_unit))
 
 

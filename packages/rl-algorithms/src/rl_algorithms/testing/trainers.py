@@ -1,4 +1,4 @@
-"""What a trainer must hold, as a check that runs on anybody's trainer."""
+"""`check_trainer`: conformance check of a trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["check_trainer", "weights_digest"]
 
 
 def weights_digest(checkpoint: Path) -> str:
-    """Return a digest of all files of a checkpoint's weights, a critic's included."""
+    """Return a digest of all weight files of a checkpoint, including a critic's."""
     digest = hashlib.sha256()
     for path in sorted(checkpoint.glob("*/weights/**/*")):
         if path.is_file():
@@ -27,7 +27,7 @@ def weights_digest(checkpoint: Path) -> str:
 
 
 class _Order(Callback):
-    """Notes the hooks that belong together in pairs."""
+    """Records the order of the paired hooks."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -55,13 +55,13 @@ def check_trainer(
     """Check that a trainer trains, calls its hooks, and resumes bitwise.
 
     Args:
-        make: Makes a trainer from a number of steps and a folder to write to.
-        fit: Calls its `fit` with these callbacks and this `resume`.
+        make: Function of a number of steps and an output folder that returns a trainer.
+        fit: Function that calls the trainer's `fit` with these callbacks and `resume`.
         folder: An empty folder for the runs.
-        num_steps: Steps before the break, and as many after it.
+        num_steps: Number of steps before the interruption, and again after it.
 
     Raises:
-        AssertionError: The trainer breaks a rule; the message says which.
+        AssertionError: The trainer violates a rule; the message says which.
     """
     order = _Order()
     whole = fit(make(2 * num_steps, folder / "whole"), [order], False)
