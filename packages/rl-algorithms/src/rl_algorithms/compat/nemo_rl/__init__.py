@@ -5,12 +5,12 @@ import rl_algorithms.compat.nemo_rl  # before the first import of nemo_rl
 from nemo_rl.distributed.named_sharding import NamedSharding
 ```
 
-`python -m rl_algorithms.compat.nemo_rl script.py` does the same for a script as it is.
-Each name warns once with a `DeprecationWarning` that says where it is here. A name that
-is not there raises an error that says what to use instead. `names.toml` is the map.
+`python -m rl_algorithms.compat.nemo_rl script.py` does the same for an unchanged
+script. Each name issues one `DeprecationWarning` with its location in this project. A
+missing name raises an error that names its replacement. `names.toml` is the map.
 
-Python finds one `nemo_rl` only: where the real one is installed, importing this raises
-`ImportError` and changes nothing.
+Python can import only one `nemo_rl`: if the real one is installed, importing this
+module raises `ImportError` and changes nothing.
 """
 
 from rl_algorithms.compat.nemo_rl.differences import DifferenceWarning

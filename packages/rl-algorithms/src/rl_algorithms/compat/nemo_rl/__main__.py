@@ -33,7 +33,7 @@ def main() -> None:
         sys.exit(2)
     install()
     sys.argv = arguments
-    # As Python does for a script: its folder, and not the one this was called in.
+    # As Python does for scripts: the script's folder replaces the current one.
     sys.path[0] = str(script.resolve().parent)
     runpy.run_path(str(script), run_name="__main__")
 

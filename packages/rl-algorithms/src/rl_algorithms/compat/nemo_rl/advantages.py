@@ -1,4 +1,4 @@
-"""Baselines, estimators and rewards with the calls of NeMo RL."""
+"""Baselines, estimators and rewards with the signatures of NeMo RL."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _tell_of_single_rewards(rows: Tensor, rewards: Tensor, valid: Tensor) -> Non
 
 
 class _Estimator:
-    """What the estimators share: their arguments, and the shape of the answer."""
+    """Arguments and result shape that the estimators share."""
 
     def __init__(self, estimator_config: Any = None, loss_config: Any = None) -> None:
         self._keys = as_keys(estimator_config)
@@ -144,7 +144,7 @@ class GRPOAdvantageEstimator(_Estimator):
 
 
 class GDPOAdvantageEstimator(_Estimator):
-    """See `rl_algorithms.advantages`; weights by the sorted names of the rewards."""
+    """See `rl_algorithms.advantages`; weights in order of the sorted reward names."""
 
     def compute_advantage(
         self,
@@ -166,7 +166,7 @@ class GDPOAdvantageEstimator(_Estimator):
             kwargs: Not used.
 
         Raises:
-            ConfigError: There is not one weight for each reward.
+            ConfigError: The number of weights differs from that of the rewards.
         """
         names = sorted(key for key in repeated_batch if key.startswith(_PREFIX))
         named = {name: repeated_batch[name] for name in names}
@@ -207,10 +207,10 @@ class ReinforcePlusPlusAdvantageEstimator(_Estimator):
             rewards: [N].
             mask: [N, S] 1 on sampled tokens.
             valid_mask: [N] 1 where the row counts.
-            kwargs: Log-probs for a KL penalty, which is not here.
+            kwargs: Log-probs for a KL penalty, which is not supported.
 
         Raises:
-            ConfigError: The KL is to be in the reward.
+            ConfigError: A KL penalty in the reward is requested.
         """
         if self._loss.get("use_kl_in_reward"):
             raise ConfigError(
@@ -236,7 +236,7 @@ class ReinforcePlusPlusAdvantageEstimator(_Estimator):
 
 
 class RawRewardAdvantageEstimator(_Estimator):
-    """The reward of the row for each token; whitened with `normalize_advantages`."""
+    """The reward of the row on each token, whitened with `normalize_advantages`."""
 
     def compute_advantage(
         self, prompt_ids: Tensor, rewards: Tensor, mask: Tensor, **kwargs: Any
@@ -263,7 +263,7 @@ def scale_rewards(repeated_batch: Batch, reward_scaling_cfg: Any) -> Batch:
     """Map the column `total_reward` from one range to another.
 
     Args:
-        repeated_batch: Column `total_reward` [N]; changed.
+        repeated_batch: Column `total_reward` [N], modified in place.
         reward_scaling_cfg: `enabled`, `source_min`, `source_max`, `target_min` and
             `target_max`.
     """
@@ -283,7 +283,7 @@ def apply_reward_shaping(batch: Batch, cfg: Any) -> Batch:
 
     Args:
         batch: Columns `total_reward` [N], `message_log` or `response_token_lengths`,
-            and `truncated` [N] for `stop_properly_penalty_coef`; changed.
+            and `truncated` [N] for `stop_properly_penalty_coef`; modified in place.
         cfg: `enabled`, and the settings of `RewardShapingConfig`.
     """
     keys = as_keys(cfg)
@@ -306,7 +306,7 @@ def apply_reward_shaping(batch: Batch, cfg: Any) -> Batch:
 
 
 def _response_lengths(batch: Batch, size: int, config: RewardShapingConfig) -> Tensor:
-    """Return [N] tokens of each answer; 0 where no penalty reads them."""
+    """Return [N], the number of tokens of each answer; 0 if no penalty reads them."""
     if config.max_response_length is None:
         return torch.zeros(size, dtype=torch.int64)
     given = batch.get("response_token_lengths")

@@ -1,4 +1,4 @@
-"""`CheckpointManager` with the configuration of NeMo RL; paths are text."""
+"""`CheckpointManager` with the configuration of NeMo RL and paths as strings."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _OF_THE_MODEL = ("model_save_format", "save_consolidated")
 
 
 class CheckpointManager(checkpoint.CheckpointManager):
-    """See `rl_distributed.CheckpointManager`; paths that are looked up are text.
+    """See `rl_distributed.CheckpointManager`; returned paths are strings.
 
     Args:
-        config: Their configuration, a mapping or an object.
+        config: Configuration of NeMo RL, a mapping or an object.
 
     Raises:
-        ConfigError: A key is unknown, or asks for what is not here.
+        ConfigError: A key is unknown, or requests an unsupported feature.
     """
 
     def __init__(self, config: Any) -> None:
@@ -47,11 +47,11 @@ class CheckpointManager(checkpoint.CheckpointManager):
         super().__init__(settings)
 
     def get_latest_checkpoint_path(self) -> str | None:  # type: ignore[override]
-        """Return the newest whole checkpoint, or None."""
+        """Return the newest complete checkpoint, or None."""
         found = super().get_latest_checkpoint_path()
         return None if found is None else str(found)
 
     def get_best_checkpoint_path(self) -> str | None:  # type: ignore[override]
-        """Return the whole checkpoint with the best metric, or None."""
+        """Return the complete checkpoint with the best metric, or None."""
         found = super().get_best_checkpoint_path()
         return None if found is None else str(found)

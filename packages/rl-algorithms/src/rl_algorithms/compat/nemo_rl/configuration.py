@@ -1,4 +1,4 @@
-"""Configurations of NeMo RL as plain mappings."""
+"""Configuration files of NeMo RL as plain mappings."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["load_config", "register_omegaconf_resolvers"]
 
 
 def load_config(config_path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a YAML file with its `defaults`; every `${...}` is resolved at once."""
+    """Read a YAML file with its `defaults`, and resolve every `${...}`."""
     data: dict[str, Any] = plain_copy(config.load_config(config_path))
     return data
 
 
 def register_omegaconf_resolvers() -> None:
-    """Do nothing: `add`, `mul`, `div`, `max` and `min` are there already."""
+    """Do nothing: the resolvers `add`, `mul`, `div`, `max` and `min` are built in."""

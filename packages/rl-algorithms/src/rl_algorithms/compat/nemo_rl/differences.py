@@ -1,4 +1,4 @@
-"""Warnings of results that differ from those of NeMo RL."""
+"""Warnings about results that differ from those of NeMo RL."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _HERE = "rl_algorithms.compat.nemo_rl."
 
 
 class DifferenceWarning(UserWarning):
-    """A number here is not what NeMo RL computes from the same input."""
+    """A result differs from that of NeMo RL for the same input."""
 
 
 _told: set[str] = set()
 
 
 def warn_difference(message: str) -> None:
-    """Warn of a difference; of the same one once in a process."""
+    """Warn about a difference, once per process."""
     if message in _told:
         return
     _told.add(message)
@@ -28,7 +28,7 @@ def warn_difference(message: str) -> None:
 
 
 def _level_of_caller() -> int:
-    """Return how far above `warn_difference` the first line outside of this is."""
+    """Return the stack level, from `warn_difference`, of the caller of this package."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
@@ -37,5 +37,5 @@ def _level_of_caller() -> int:
 
 
 def forget_differences() -> None:
-    """Warn of all again."""
+    """Forget the warnings already issued."""
     _told.clear()

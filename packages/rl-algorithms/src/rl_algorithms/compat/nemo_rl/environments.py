@@ -1,4 +1,4 @@
-"""Environments as Ray actors, with the calls of NeMo RL."""
+"""Environments as Ray actors, with the methods of NeMo RL."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _actor_classes: dict[str, str] = {}
 
 
 class EnvironmentActor:
-    """Holds an environment of `rl_envs`; the methods that NeMo RL calls remotely.
+    """Actor around an environment of `rl_envs`, with the remote methods of NeMo RL.
 
     Args:
         name: A registered name.
@@ -38,17 +38,17 @@ class EnvironmentActor:
         metadata: Sequence[Any],
         return_extracted_answer: bool = False,
     ) -> EnvironmentReturn[Any]:
-        """Judge the last response of each conversation."""
+        """Score the last response of each conversation."""
         result = self._environment.step(message_log_batch, metadata)
         return result if return_extracted_answer else result._replace(answers=None)
 
     def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """Look at all finished rows of a step at once."""
+        """Post-process all finished rows of a step together."""
         post, metrics = self._environment.global_post_process_and_metrics(batch)
         return post, dict(metrics)
 
     def shutdown(self) -> bool:
-        """Give back what the environment holds."""
+        """Release the resources of the environment."""
         self._environment.shutdown()
         return True
 
@@ -72,7 +72,7 @@ MathEnvironment: Any = ray.remote(_MathActor)
 
 
 def register_env(env_name: str, actor_class_fqn: str) -> None:
-    """Name an actor class for `create_env`.
+    """Register an actor class for `create_env`.
 
     Args:
         env_name: The name.
@@ -87,10 +87,10 @@ def register_env(env_name: str, actor_class_fqn: str) -> None:
 
 
 def create_env(env_name: str, env_config: Any = None) -> Any:
-    """Make an actor of an environment by name.
+    """Create the actor of an environment by name.
 
     Args:
-        env_name: A name of `register_env`, or one that `rl_envs` knows.
+        env_name: A name registered with `register_env` or in `rl_envs`.
         env_config: Its settings.
 
     Raises:
@@ -106,9 +106,9 @@ def create_env(env_name: str, env_config: Any = None) -> Any:
 
 
 def chunk_list_to_workers(to_chunk: Sequence[ItemT], num_workers: int) -> list[Any]:
-    """Split a list into parts of neighbours, one for each worker that gets any.
+    """Split a list into contiguous parts, one per worker.
 
-    Where there are fewer items than workers, the last workers get empty lists.
+    If there are fewer items than workers, the last workers get empty lists.
     """
     if num_workers < 1:
         raise ConfigError(f"num_workers must be at least 1: got {num_workers}")

@@ -1,4 +1,4 @@
-"""Estimators of an evaluation with the calls of NeMo RL: sums over the prompts."""
+"""Evaluation estimators with the signatures of NeMo RL, as sums over the prompts."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def eval_pass_k(rewards: Tensor, num_tests_per_prompt: int, k: int) -> float:
     """Return the sum over the prompts of pass@k.
 
     Args:
-        rewards: [prompts * num_tests_per_prompt], 1 where the answer is right.
-        num_tests_per_prompt: Answers to each prompt.
+        rewards: [prompts * num_tests_per_prompt], 1 for correct answers.
+        num_tests_per_prompt: Number of answers to each prompt.
         k: Size of the subsets.
     """
     groups = torch.split(rewards, num_tests_per_prompt)
@@ -31,13 +31,13 @@ def eval_cons_k(
     k: int,
     extracted_answers: Sequence[str | None],
 ) -> float:
-    """Return the sum over the prompts of cons@k; ties are drawn by lot.
+    """Return the sum over the prompts of cons@k; ties are broken at random.
 
     Args:
-        rewards: [prompts * num_tests_per_prompt], 1 where the answer is right.
-        num_tests_per_prompt: Answers to each prompt.
+        rewards: [prompts * num_tests_per_prompt], 1 for correct answers.
+        num_tests_per_prompt: Number of answers to each prompt.
         k: Size of the subsets.
-        extracted_answers: What each answers; None does not vote.
+        extracted_answers: The extracted answers; None does not vote.
     """
     total = 0.0
     for start in range(0, len(rewards), num_tests_per_prompt):

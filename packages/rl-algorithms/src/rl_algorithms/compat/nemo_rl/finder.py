@@ -21,7 +21,7 @@ _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 
 
 class _MappedModule(types.ModuleType):
-    """One of their modules: a name is looked up, and warns, at its first use."""
+    """A module of NeMo RL, whose names are resolved, with a warning, at first use."""
 
     def __getattr__(self, name: str) -> Any:
         names = read_name_map()
@@ -31,14 +31,14 @@ class _MappedModule(types.ModuleType):
         if found is not None and not found.absent:
             value = found.load()
             warnings.warn(found.warning(), DeprecationWarning, stacklevel=2)
-            # Found without this method from now on, so that there is one warning.
+            # Stored, so that later lookups bypass `__getattr__` and do not warn again.
             setattr(self, name, value)
             return value
         if names.has_module(f"{self.__name__}.{name}"):
             return importlib.import_module(f"{self.__name__}.{name}")
         message = names.missing_name(self.__name__, name)
-        # `from ... import` puts a message of its own in the place of that of an
-        # AttributeError.
+        # `from ... import` replaces the message of an AttributeError by its own, but
+        # not that of an ImportError.
         kind = ImportError if _is_from_import(sys._getframe(1)) else AttributeError
         raise kind(message)
 
@@ -47,12 +47,12 @@ class _MappedModule(types.ModuleType):
         return sorted({*vars(self), *(n for n, e in names.items() if not e.absent)})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Functions that are sent to workers name their modules.
+        # Pickled functions may reference this module object, so workers reimport it.
         return _import, (self.__name__,)
 
 
 class _NameFinder(MetaPathFinder, Loader):
-    """Finds the modules of the map, and says of others why they are not there."""
+    """Meta path finder of the modules in the map, with clear errors for all others."""
 
     def find_spec(
         self,
@@ -76,7 +76,7 @@ class _NameFinder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Let `import nemo_rl...` find the names of this project; again: do nothing.
+    """Let `import nemo_rl...` find the names of this project; idempotent.
 
     Raises:
         ImportError: The real `nemo_rl` is installed, or imported already.
@@ -97,7 +97,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Take the finder away, and the modules that it found."""
+    """Remove the finder and the modules that it created."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _NameFinder)]
     for name, module in list(sys.modules.items()):
         if isinstance(module, _MappedModule):
@@ -105,11 +105,11 @@ def uninstall() -> None:
 
 
 def _import(name: str) -> types.ModuleType:
-    """Import one of their modules in a process that may not have the finder."""
+    """Import a module of NeMo RL in a process that may lack the finder."""
     install()
     return importlib.import_module(name)
 
 
 def _is_from_import(frame: types.FrameType) -> bool:
-    """Whether the statement that a frame is at is a `from ... import`."""
+    """Return whether a frame is executing a `from ... import` statement."""
     return frame.f_code.co_code[frame.f_lasti] == _IMPORT_FROM

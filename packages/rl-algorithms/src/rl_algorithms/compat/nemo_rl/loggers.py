@@ -15,14 +15,14 @@ _SINKS: Mapping[str, tuple[str, ...]] = {
     "tensorboard": (),
     "mlflow": ("experiment_name", "run_name", "tracking_uri"),
 }
-"""By name, the keys that a sink has here too."""
+"""Supported keys of each sink, by its name."""
 
 
 def logger_settings(config: Any) -> dict[str, Any]:
-    """Return the keys of `LoggerConfig` that a configuration of theirs stands for.
+    """Convert a logger configuration of NeMo RL to keys of `LoggerConfig`.
 
     Raises:
-        ConfigError: SwanLab is asked for.
+        ConfigError: SwanLab is enabled.
     """
     keys = as_keys(config)
     refuse_keys(
@@ -44,10 +44,10 @@ def logger_settings(config: Any) -> dict[str, Any]:
 
 
 class Logger(metrics.LoggerFacade):
-    """See `rl_distributed.LoggerFacade`; metrics are written to a JSON file too.
+    """See `rl_distributed.LoggerFacade`; metrics are also written to a JSON file.
 
     Args:
-        cfg: Their configuration, a mapping or an object.
+        cfg: Configuration of NeMo RL, a mapping or an object.
     """
 
     def __init__(self, cfg: Any) -> None:
@@ -66,9 +66,9 @@ class Logger(metrics.LoggerFacade):
 
         Args:
             metrics: Numbers by name.
-            step: The step they belong to.
-            prefix: Put before each name with a slash.
-            step_metric: Not used: the step is that of all sinks.
+            step: Step of the metrics.
+            prefix: Prefix of each name, separated by a slash.
+            step_metric: Not used: all sinks share one step.
             step_finished: Whether these are the step's last metrics.
         """
         super().log_metrics(metrics, step, prefix, step_finished)
@@ -79,11 +79,11 @@ class Logger(metrics.LoggerFacade):
 
 
 def flatten_dict(d: Mapping[str, Any], sep: str = ".") -> dict[str, Any]:
-    """Return nested mappings and lists as one mapping of paths.
+    """Flatten nested mappings and lists into one mapping of paths.
 
     Args:
         d: The mapping.
-        sep: Between the parts of a path.
+        sep: Separator of the parts of a path.
     """
     flat: dict[str, Any] = {}
 

@@ -1,8 +1,8 @@
-"""Losses with the calls of NeMo RL: dict configs, inputs by place, floats as metrics.
+"""Losses of NeMo RL: dict configs, positional inputs, float metrics.
 
-A metric is this call's share of that of the global batch, so that those of
-micro-batches add up. The trainers here reduce typed values instead: give them the
-losses of `rl_algorithms`.
+A metric is the micro-batch's share of the global batch, so that the metrics of
+micro-batches can be summed. The trainers of this package reduce typed values instead:
+give them the losses of `rl_algorithms`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _COUNTED = ("data", "global_valid_seqs", "global_valid_toks")
 
 @dataclass(frozen=True)
 class Call:
-    """The arguments of a loss: by name, or by place.
+    """The arguments of a loss, by keyword or by position.
 
-    By place they are the inputs of the loss, the batch, and the numbers of sequences
-    and of tokens of the global batch; or these, and then the inputs.
+    Positional arguments are the inputs of the loss, the batch, and the numbers of
+    sequences and of tokens of the global batch; or the latter three before the inputs.
     """
 
     data: Mapping[str, Any]
@@ -60,16 +60,16 @@ class Call:
         positional: tuple[Any, ...],
         keywords: Mapping[str, Any],
     ) -> Call:
-        """Give each argument its name.
+        """Bind each argument to its name.
 
         Args:
             loss: The loss that is called.
-            names: Its inputs, in order.
-            positional: Arguments by place.
-            keywords: Arguments by name.
+            names: Names of its inputs, in order.
+            positional: Positional arguments.
+            keywords: Keyword arguments.
 
         Raises:
-            LossInputError: There are too many, too few, or one twice.
+            LossInputError: There are too many or too few arguments, or one twice.
         """
         batch_first = bool(positional) and isinstance(positional[0], Mapping)
         order = (*_COUNTED, *names) if batch_first else (*names, *_COUNTED)
@@ -90,7 +90,7 @@ class Call:
         return cls(data, num_seqs, num_toks, found)
 
     def counted(self, data: Mapping[str, Any]) -> tuple[Any, Tensor, Tensor]:
-        """Return a batch with the two numbers, as the losses here take them."""
+        """Return the batch and the global counts as arguments of our losses."""
         return data, self.global_valid_seqs, self.global_valid_toks
 
 
@@ -98,11 +98,11 @@ class ClippedPGLossFn(losses.ClippedPGLossFn):
     """See `rl_algorithms.ClippedPGLossFn`; metrics are floats.
 
     Args:
-        cfg: Their configuration.
-        use_fused_linear_logprobs: Not here.
+        cfg: Configuration of NeMo RL.
+        use_fused_linear_logprobs: Not supported.
 
     Raises:
-        ConfigError: A key is unknown, or asks for what is not here.
+        ConfigError: A key is unknown, or requests an unsupported feature.
     """
 
     def __init__(self, cfg: Any, use_fused_linear_logprobs: bool = False) -> None:
@@ -134,7 +134,7 @@ class ClippedPGLossFn(losses.ClippedPGLossFn):
     def __call__(  # type: ignore[override]
         self, *positional: Any, **keywords: Any
     ) -> Result:
-        """See `rl_algorithms.ClippedPGLossFn`; arguments as of `Call`."""
+        """See `rl_algorithms.ClippedPGLossFn`; arguments as in `Call`."""
         call = Call.of(self, _LOGPROBS, positional, keywords)
         loss, metrics = super().__call__(*call.counted(call.data), **call.inputs)
         self._tell(call.data, call.inputs, metrics)
@@ -174,7 +174,7 @@ class ClippedPGLossFn(losses.ClippedPGLossFn):
     def _bounds_cut(
         self, data: Mapping[str, Any], inputs: Mapping[str, Tensor]
     ) -> bool:
-        """Whether a KL estimate of a trained token is beyond a bound."""
+        """Return whether a KL estimate of a trained token exceeds a bound."""
         config = self.config
         if config.reference_policy_kl_gradient != "score_function":
             return False
@@ -205,10 +205,10 @@ class NLLLossFn(losses.NLLLossFn):
         dpo_average_log_probs: bool = False,
         **keywords: Any,
     ) -> Result:
-        """See `rl_algorithms.NLLLossFn`; arguments as of `Call`.
+        """See `rl_algorithms.NLLLossFn`; arguments as in `Call`.
 
         Raises:
-            LossInputError: The parts of DPO are asked for.
+            LossInputError: The parts of DPO are requested.
         """
         if dpo_loss or dpo_average_log_probs:
             raise LossInputError(
@@ -223,8 +223,8 @@ class NLLLossFn(losses.NLLLossFn):
 class DPOLossFn(losses.DPOLossFn):
     """See `rl_algorithms.DPOLossFn`; `reference_policy_logprobs` is rolled by -1.
 
-    Entry i of that column is of token i + 1, as NeMo RL has it; `rl_algorithms` has it
-    at token i. A column that is not rolled is refused where it can be told.
+    Entry i of that column belongs to token i + 1 in NeMo RL, but to token i in
+    `rl_algorithms`. A column that is recognisably not rolled is rejected.
     """
 
     def __init__(self, cfg: Any = None) -> None:
@@ -233,7 +233,7 @@ class DPOLossFn(losses.DPOLossFn):
     def __call__(  # type: ignore[override]
         self, *positional: Any, **keywords: Any
     ) -> Result:
-        """See `rl_algorithms.DPOLossFn`; arguments as of `Call`."""
+        """See `rl_algorithms.DPOLossFn`; arguments as in `Call`."""
         call = Call.of(self, _LOGPROBS, positional, keywords)
         name = "reference_policy_logprobs"
         columns = {**call.data, name: _rolled_back(call.data.get(name))}
@@ -268,15 +268,15 @@ class PreferenceLossFn(losses.PreferenceLossFn):
 
 
 class MseValueLossFn(losses.MseValueLossFn):
-    """See `rl_algorithms.MseValueLossFn`; all columns are of the same token.
+    """See `rl_algorithms.MseValueLossFn`; all columns refer to the same token.
 
-    Entry i of the values belongs to entry i of the returns and of the mask, as NeMo RL
-    has it; `rl_algorithms` compares it with entry i + 1 of these.
+    In NeMo RL, entry i of the values belongs to entry i of the returns and of the mask;
+    `rl_algorithms` compares it with their entry i + 1.
     """
 
     def __init__(self, cfg: Any = None) -> None:
         keys = as_keys(cfg)
-        # There 0 switches it off, too.
+        # In NeMo RL, 0 disables it as well.
         super().__init__({**keys, "cliprange": keys.get("cliprange") or None})
 
     def __call__(  # type: ignore[override]
@@ -295,7 +295,7 @@ class MseValueLossFn(losses.MseValueLossFn):
         if logits is None:
             raise LossInputError("MseValueLossFn takes logits [B, S]: got nothing")
         values = logits.squeeze(-1) if logits.dim() > 2 else logits
-        # The loss here looks at values before a token: one column more, each way.
+        # Our loss takes the value before each token, so columns shift by one.
         columns = dict(call.data)
         for name, sides in (
             ("returns", (1, 0)),
@@ -329,7 +329,7 @@ class DistillationLossConfig(losses.DistillationLossConfig):
 class DistillationLossFn(losses.DistillationLossFn):
     """See `rl_algorithms.DistillationLossFn`; takes log-probs instead of logits.
 
-    The divergence is `mixed` where the configuration does not say.
+    The default divergence is `mixed`.
     """
 
     def __init__(self, cfg: Any = None) -> None:
@@ -357,7 +357,7 @@ class DistillationLossFn(losses.DistillationLossFn):
                     f"{', '.join(given) or 'nothing'}"
                 )
         student, teacher = given[names[0]], given[names[1]]
-        # The last position predicts nothing; the loss here cuts it off.
+        # The last position predicts nothing, and our loss has no entry for it.
         columns = {
             **call.data,
             "topk_logits": pad(teacher, (0, 0, 0, 1)),
@@ -393,7 +393,7 @@ def calculate_kl(
 
 
 def _floats(metrics: Mapping[str, MetricValue], count: Tensor) -> dict[str, float]:
-    """Return metrics as floats; means as shares of those over `count`."""
+    """Return metrics as floats; means become shares of a mean over `count`."""
     whole = max(float(count), 1.0)
     numbers: dict[str, float] = {}
     for name, value in metrics.items():
@@ -405,10 +405,10 @@ def _floats(metrics: Mapping[str, MetricValue], count: Tensor) -> dict[str, floa
 
 
 def _rolled_back(values: Any) -> Tensor:
-    """Return [B, S] log-probs of token i at entry i of those that are rolled by -1.
+    """Undo the roll by -1: return [B, S] with the log-prob of token i at entry i.
 
     Raises:
-        LossInputError: There are none, or they are not rolled.
+        LossInputError: The column is missing or not rolled.
     """
     name = "column 'reference_policy_logprobs'"
     if not isinstance(values, Tensor) or values.dim() != 2:

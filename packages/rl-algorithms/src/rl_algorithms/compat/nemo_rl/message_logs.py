@@ -1,4 +1,4 @@
-"""Message logs with the calls of NeMo RL."""
+"""Message-log functions with the signatures of NeMo RL."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_loss_mask_to_message_log(
     roles_to_train_on: Sequence[str] = ("assistant",),
     only_unmask_final: bool = False,
 ) -> None:
-    """See `rl_algorithms.data.compat`; roles are compared in small letters."""
+    """See `rl_algorithms.data.compat`; roles are compared in lower case."""
     roles = [role.lower() for role in roles_to_train_on]
     compat.add_loss_mask_to_message_log(batch_message_log, roles, only_unmask_final)
 
@@ -55,14 +55,14 @@ def get_formatted_message_log(
     Args:
         message_log: The conversation.
         tokenizer: A tokenizer with a chat template.
-        task_data_spec: Only one without prompts is taken.
-        add_bos_token: The template decides; what is given plays no part.
-        add_eos_token: As the above.
-        add_generation_prompt: Not here.
-        tools: Not here.
+        task_data_spec: Must not have prompts.
+        add_bos_token: Ignored, because the template decides.
+        add_eos_token: Ignored, likewise.
+        add_generation_prompt: Not supported.
+        tools: Not supported.
 
     Raises:
-        ConfigError: An argument asks for what is not here.
+        ConfigError: An argument requests an unsupported feature.
     """
     for name in ("prompt", "system_prompt"):
         if getattr(task_data_spec, name, None):

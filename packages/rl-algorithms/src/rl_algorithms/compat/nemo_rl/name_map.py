@@ -15,31 +15,31 @@ from rl_distributed.suggestion import did_you_mean
 __all__ = ["ROOT", "MappedName", "NameMap", "read_name_map"]
 
 ROOT = "nemo_rl"
-"""Name of their package."""
+"""Name of the package of NeMo RL."""
 _PAGE = "docs/guides/migrate.md"
 
 
 @dataclass(frozen=True, slots=True)
 class MappedName:
-    """What became of one of their names."""
+    """Counterpart of a name of NeMo RL in this project."""
 
     module: str
-    """Their module."""
+    """Module of NeMo RL."""
     name: str
-    """Their name in it."""
+    """Name in that module."""
     ours: str = ""
-    """Where it is here, `package.name`; empty: it is not."""
+    """Counterpart here, as `package.name`; empty: none."""
     via: str = ""
-    """What the name is bound to while a program still imports it from there, where that
-    takes their arguments; empty: `ours` itself."""
+    """Object that the import from `nemo_rl` gives, if it takes other arguments than
+    `ours`; empty: `ours` itself."""
     differs: str = ""
-    """What is different; empty: nothing."""
+    """Description of differences; empty: none."""
     absent: str = ""
-    """What to use instead of a name that is not there."""
+    """Replacement of a name without counterpart."""
 
     @property
     def path(self) -> str:
-        """Their name, complete."""
+        """Full name in NeMo RL."""
         return f"{self.module}.{self.name}"
 
     @property
@@ -50,34 +50,34 @@ class MappedName:
         return f"differs: {self.differs}" if self.differs else "same"
 
     def load(self) -> Any:
-        """Import what the name is bound to."""
+        """Import the object that the name is bound to."""
         return _load(self.via or self.ours)
 
     def load_new_place(self) -> Any:
-        """Import what the warning names."""
+        """Import the object that the warning names."""
         return _load(self.ours)
 
     def warning(self) -> str:
-        """Tell where the name is here."""
+        """Return the message with the name's location in this project."""
         text = f"{self.path} is {self.ours} here; import it from there"
         return f"{text} ({self.differs})" if self.differs else text
 
     def missing(self) -> str:
-        """Tell that the name is not there, and what to use."""
+        """Return the message that the name is missing, with its replacement."""
         return f"{self.path} is not here: {self.absent} (see {_PAGE})"
 
 
 @dataclass(frozen=True)
 class NameMap:
-    """All modules and names that are known."""
+    """All known modules and names."""
 
     modules: Mapping[str, Mapping[str, MappedName]]
     absent_modules: Mapping[str, str] = field(default_factory=dict)
-    """Modules that are not there, those below them included, and what to use."""
+    """Missing modules, including all their submodules, and their replacements."""
 
     @functools.cached_property
     def packages(self) -> frozenset[str]:
-        """Modules that have others below them."""
+        """Modules with submodules."""
         parents: set[str] = set()
         for module in (*self.modules, *self.absent_modules):
             parts = module.split(".")
@@ -85,15 +85,15 @@ class NameMap:
         return frozenset(parents)
 
     def has_module(self, module: str) -> bool:
-        """Whether the module can be imported."""
+        """Return whether the module can be imported."""
         return module in self.modules or module in self.packages
 
     def find(self, module: str, name: str) -> MappedName | None:
-        """Return a name of a module; None: it is not in the map."""
+        """Return the entry of a name, or None if it is not in the map."""
         return self.modules.get(module, {}).get(name)
 
     def missing_module(self, module: str) -> str:
-        """Tell why a module cannot be imported."""
+        """Return the reason why a module cannot be imported."""
         parts = module.split(".")
         for end in range(len(parts), 0, -1):
             instead = self.absent_modules.get(".".join(parts[:end]))
@@ -106,7 +106,7 @@ class NameMap:
         )
 
     def missing_name(self, module: str, name: str) -> str:
-        """Tell why a module has no such name."""
+        """Return the reason why a module lacks a name."""
         found = self.find(module, name)
         if found is not None and found.absent:
             return found.missing()
@@ -120,7 +120,7 @@ class NameMap:
         )
 
     def to_markdown(self) -> str:
-        """Write the map as a table for each module."""
+        """Return the map as Markdown, with a table per module."""
         parts = []
         for module, names in self.modules.items():
             rows = [
@@ -137,7 +137,7 @@ class NameMap:
 
 @functools.cache
 def read_name_map() -> NameMap:
-    """Read the map that comes with this package."""
+    """Read the map shipped with this package."""
     file = resources.files("rl_algorithms.compat.nemo_rl") / "names.toml"
     data = tomllib.loads(file.read_text(encoding="utf-8"))
     absent: dict[str, str] = data.pop("absent_modules")
@@ -156,7 +156,7 @@ def _names(module: str, names: Mapping[str, Any]) -> dict[str, MappedName]:
 
 
 def _load(path: str) -> Any:
-    """Import `package.module.name`; what stands behind the module are attributes."""
+    """Import `package.module.name`; parts after the module are attributes."""
     parts = path.split(".")
     for end in range(len(parts), 0, -1):
         module = ".".join(parts[:end])

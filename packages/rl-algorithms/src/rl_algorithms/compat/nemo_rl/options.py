@@ -1,4 +1,4 @@
-"""Their configurations: mappings of keys, or objects with them as attributes."""
+"""Configurations of NeMo RL: mappings, or objects with keys as attributes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def as_keys(config: Any) -> dict[str, Any]:
     """Return a configuration as a dict of its keys.
 
     Args:
-        config: A mapping, an object of pydantic, or one with attributes; None: nothing.
+        config: A mapping, a pydantic object, or one with attributes; None for {}.
     """
     if config is None:
         return {}
@@ -27,15 +27,15 @@ def as_keys(config: Any) -> dict[str, Any]:
 def refuse_keys(
     keys: dict[str, Any], refused: Mapping[str, tuple[Any, str]], what: str
 ) -> None:
-    """Take keys out that have no counterpart here, if their value asks for nothing.
+    """Remove unsupported keys that have their neutral value.
 
     Args:
-        keys: The configuration; changed.
-        refused: By key, the value that asks for nothing, and what to do instead.
-        what: Name of the configuration, for messages.
+        keys: The configuration, modified in place.
+        refused: For each unsupported key its neutral value, and an alternative.
+        what: Name of the configuration in messages.
 
     Raises:
-        ConfigError: A key asks for something.
+        ConfigError: An unsupported key has another value.
     """
     for key, (neutral, instead) in refused.items():
         value = keys.pop(key, neutral)
@@ -44,5 +44,5 @@ def refuse_keys(
 
 
 def take_only(keys: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
-    """Return the keys that are known and set."""
+    """Return the known keys that are set."""
     return {key: keys[key] for key in known if keys.get(key) is not None}

@@ -15,17 +15,17 @@ TheirReward: TypeAlias = Callable[[str, str], tuple[float, bool | None]]
 def combine_reward_functions(
     reward_functions: Sequence[tuple[TheirReward, float]],
 ) -> Callable[[str, str], tuple[float, bool]]:
-    """Make one reward function of several.
+    """Combine reward functions into one.
 
     Args:
-        reward_functions: Each with its weight.
+        reward_functions: Functions with their weights.
 
     Returns:
-        A function whose reward is the weighted mean, and which calls a response correct
-        if all do that say so at all.
+        A function whose reward is the weighted mean, and whose response is correct if
+        it is for all functions that report correctness.
 
     Raises:
-        RewardError: There is none, or the weights add up to nothing.
+        RewardError: There are no functions, or the weights sum to 0.
     """
     total = sum(weight for _, weight in reward_functions)
     if not total:

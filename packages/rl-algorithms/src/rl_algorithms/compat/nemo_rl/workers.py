@@ -1,8 +1,8 @@
 """Worker groups of Ray-decorated classes, with handles that take `.remote`.
 
-A class that is decorated with `@ray.remote` is unwrapped: the workers here live in a
-Ray actor of their own already, which watches them. What the decorator asks of the
-process goes through the class's `configure_worker`.
+A class decorated with `@ray.remote` is unwrapped, because each worker already runs in a
+Ray actor of this project, which monitors it. The decorator's process options are passed
+on by the class's `configure_worker`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
     "get_actor_python_env",
 ]
 
-# What the bundle of the cluster decides here.
+# Options that the placement bundle of the cluster determines.
 _OF_THE_BUNDLE = frozenset(
     ("num_cpus", "num_gpus", "scheduling_strategy", "placement_group", "name")
 )
 
 
 class PY_EXECUTABLES:
-    """Interpreters of workers; here that of the program alone."""
+    """Interpreters of workers; only that of the program is supported."""
 
     SYSTEM = sys.executable
     """The interpreter of the program."""
@@ -56,17 +56,17 @@ class _Executables(dict[str, str]):
 
 
 ACTOR_ENVIRONMENT_REGISTRY: dict[str, str] = _Executables()
-"""Interpreters by the path of a worker's class; those that are not named run in that of
-the program, or in the environment that they declare."""
+"""Interpreters by the path of a worker class; all others run in that of the program, or
+in the environment that they declare."""
 
 
 def get_actor_python_env(actor_class_fqn: str) -> str:
-    """Return the interpreter of a worker's class."""
+    """Return the interpreter of a worker class."""
     return ACTOR_ENVIRONMENT_REGISTRY.get(actor_class_fqn, PY_EXECUTABLES.SYSTEM)
 
 
 class RayWorkerBuilder(workers.RayWorkerBuilder):
-    """See `rl_distributed.RayWorkerBuilder`; takes Ray-decorated classes too.
+    """See `rl_distributed.RayWorkerBuilder`; also accepts Ray-decorated classes.
 
     Args:
         ray_actor_class_fqn: `"module.Class"`, or a class, decorated or not.
@@ -93,7 +93,7 @@ class RayWorkerBuilder(workers.RayWorkerBuilder):
         return other
 
     def portable_class(self) -> bytes:
-        """Get the class as workers get it: unwrapped where it is loaded."""
+        """Return the class in a form that is unwrapped when a worker loads it."""
         target: Any = self.worker_class
         options: Mapping[str, Any] = {}
         if not isinstance(target, str):
@@ -123,7 +123,7 @@ def _load_worker_class(target: Any, options: Mapping[str, Any]) -> type[Any]:
 
 
 def _configured(cls: type[Any], asked: Mapping[str, Any]) -> type[Any]:
-    """Return the class with what its decorator asks of the process."""
+    """Return the class with the process options of its decorator."""
 
     def configure_worker(
         num_gpus: Any = None, bundle_indices: Any = None, num_gpus_per_node: Any = None
@@ -147,7 +147,7 @@ def _configured(cls: type[Any], asked: Mapping[str, Any]) -> type[Any]:
 
 
 def _without_ray(decorated: Any) -> Any:
-    """Return the class that `@ray.remote` was put on; anything else as it is."""
+    """Return the class under `@ray.remote`, or any other object unchanged."""
     metadata = getattr(decorated, "__ray_metadata__", None)
     if metadata is None:
         return decorated
@@ -156,7 +156,7 @@ def _without_ray(decorated: Any) -> Any:
 
 
 def _ray_options(decorated: Any) -> dict[str, Any]:
-    """Return what the decorator was given, without what is not set."""
+    """Return the options of the decorator that are set."""
     options = getattr(decorated, "_default_options", None) or {}
     return {key: value for key, value in options.items() if value is not None}
 
@@ -171,24 +171,24 @@ class RayWorkerGroup(workers.RayWorkerGroup[Any]):
 
     @property
     def master_address(self) -> str:
-        """Address that the workers have as MASTER_ADDR."""
+        """MASTER_ADDR of the workers."""
         return self._rendezvous_variables()["MASTER_ADDR"]
 
     @property
     def master_port(self) -> int:
-        """Port that the workers have as MASTER_PORT."""
+        """MASTER_PORT of the workers."""
         return int(self._rendezvous_variables()["MASTER_PORT"])
 
     def call_by_place(
         self, rank: int, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Call a method of one worker with arguments by place.
+        """Call a method of one worker with positional arguments.
 
         Args:
-            rank: Of the worker.
-            name: Of the method.
-            args: Arguments by place.
-            kwargs: Arguments by name.
+            rank: Rank of the worker.
+            name: Name of the method.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
 
         Returns:
             Ray's reference to the result.
@@ -205,7 +205,7 @@ class RayWorkerGroup(workers.RayWorkerGroup[Any]):
 
 
 def _call_by_place(host: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Call a method of the worker by the names of its arguments; it runs there."""
+    """Call a method with its arguments bound to names; runs in the worker."""
     method = getattr(host._worker, name)
     bound = inspect.signature(method).bind(*args, **kwargs)
     arguments = dict(bound.arguments)
@@ -221,12 +221,12 @@ def _call_by_place(host: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _variables(_: object, names: tuple[str, ...]) -> dict[str, str]:
-    """Read variables of a worker's environment; it runs there."""
+    """Return environment variables; runs in the worker."""
     return {name: os.environ[name] for name in names}
 
 
 class WorkerHandle:
-    """Calls the methods of one worker as a Ray actor's are called."""
+    """Handle of one worker, whose methods are called like those of a Ray actor."""
 
     def __init__(self, group: RayWorkerGroup, rank: int) -> None:
         self._group, self._rank = group, rank
@@ -247,14 +247,14 @@ class _RemoteMethod:
         self._group, self._rank, self._name = group, rank, name
 
     def remote(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method; returns Ray's reference to its result."""
+        """Call the method and return Ray's reference to its result."""
         if not args:
             return self._group.run_single_worker_single_data(
                 self._name, self._rank, common_kwargs=kwargs
             )
-        # The workers' own calls take arguments by name; only the worker knows them.
+        # Calls to workers take keyword arguments, whose names only the worker knows.
         return self._group.call_by_place(self._rank, self._name, args, kwargs)
 
     def options(self, **_: Any) -> _RemoteMethod:
-        """Return the method; Ray's options of single calls change nothing here."""
+        """Return the method unchanged: Ray's options of single calls are ignored."""
         return self

@@ -1,4 +1,4 @@
-"""Agents: conversations that a program leads with the policy, at an address.
+"""Agents: programs that converse with the policy at an address.
 
 ```
 agent --HTTP--> Gateway (thread) --ModelCall--> GeneratorDesk --> the policy

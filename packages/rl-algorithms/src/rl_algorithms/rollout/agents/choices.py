@@ -1,4 +1,4 @@
-"""Answers of the policy as an agent is given them: text, and calls of tools."""
+"""Answers of the policy as an agent receives them: text and tool calls."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _parse = JsonToolCallParser()
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools of a request, and whether one has to be called."""
+    """The tools of a request, and whether one must be called."""
 
     tools: Sequence[dict[str, Any]] = ()
-    """As the chat template is given them."""
+    """The tools in the form of the chat template."""
     forced: str = ""
-    """Text that the answer begins with, for the policy to complete."""
+    """Forced beginning of the answer, which the policy completes."""
 
     @property
     def key(self) -> str:
-        """Equal for tools that are shown alike."""
+        """Key that is equal for tools with the same rendering."""
         return json.dumps(self.tools, sort_keys=True) if self.tools else ""
 
     @classmethod
@@ -37,7 +37,7 @@ class ToolUse:
         """Read `tools` and `tool_choice`.
 
         Raises:
-            ApiError: They have another form, or name a tool that there is not.
+            ApiError: They are malformed, or name an unknown tool.
         """
         tools = fields.get("tools") or []
         choice = fields.get("tool_choice")
@@ -78,11 +78,11 @@ def _bad(message: str, param: str) -> ApiError:
 
 
 class AgentChoice(Choice):
-    """One answer; its tokens come all at once.
+    """One answer, whose tokens arrive all at once.
 
     Args:
         tokenizer: The policy's tokenizer.
-        stop: Texts that end the answer and are not part of it.
+        stop: Stop strings, which are not part of the answer.
         use: The tools that may be called.
     """
 
@@ -91,17 +91,17 @@ class AgentChoice(Choice):
         self._use = use
         self._message: dict[str, Any] = {}
         self.raw = ""
-        """The whole text, what it was made to begin with included."""
+        """The whole text, including its forced beginning."""
 
     def take(
         self, tokens: Sequence[int], logprobs: Sequence[float], *, cut: bool
     ) -> None:
-        """Take what was sampled.
+        """Set the sampled answer.
 
         Args:
-            tokens: All of it.
-            logprobs: Their log-probs; empty where the generator gives none.
-            cut: Whether a limit of length ended it.
+            tokens: All tokens of the answer.
+            logprobs: Their log-probs; empty if the generator returns none.
+            cut: Whether the answer was cut off by a length limit.
         """
         self.tokens = list(tokens)
         self.logprobs = list(logprobs) or [0.0] * len(self.tokens)
@@ -114,7 +114,7 @@ class AgentChoice(Choice):
     def _read(self, text: str) -> dict[str, Any]:
         calls = _parse(text) if self._use.tools else []
         if not calls or any(call.error for call in calls):
-            # What is no call that a client could read stays text; the agent may say so.
+            # A malformed call stays text, so that the agent can react to it.
             return {"content": text}
         before = text.partition(CALL_BEGIN)[0].strip()
         return {
@@ -137,7 +137,7 @@ class AgentChoice(Choice):
         return self._message
 
     def delta(self) -> dict[str, Any] | None:
-        """Return the whole message: it has come at once."""
+        """Return the whole message, which arrived at once."""
         calls = self._message.get("tool_calls")
         if not calls:
             return self._message

@@ -24,7 +24,7 @@ __all__ = ["AgentConversation"]
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What becomes of a row."""
+    """Outcome of a row."""
 
     outcome: Outcome
     reward: AgentReward
@@ -34,21 +34,21 @@ class _Verdict:
 class AgentConversation:
     """A task, and how it ended.
 
-    It has what whoever plays conversations asks of an `OpenConversation`, which has no
-    turns here: the agent asks for answers by itself.
+    It has the interface of an `OpenConversation` that players need, but no turns,
+    because the agent requests answers by itself.
 
     Args:
         batch: Prompts as columns of `rl_collate_fn`.
         names: One row.
-        place: Run's seed, step, and place of the batch's first prompt in the step: what
-            the seeds of answers follow from.
+        place: Run's seed, step, and index of the batch's first prompt in the step, from
+            which the seeds of answers are derived.
         limit_reward: Reward of a task that met a limit; None: it is an error.
     """
 
     needs_verdict = False
-    """The agent gives the reward."""
+    """False, because the agent returns the reward."""
     goes_on = False
-    """Nothing follows once it is told to have been answered."""
+    """False, because nothing follows after the end of the agent."""
 
     def __init__(
         self,
@@ -69,11 +69,11 @@ class AgentConversation:
         """The prompt."""
         infos = batch.get("extra_env_info")
         self.metadata: dict[str, Any] = dict(infos[prompt]) if infos else {}
-        """Columns of the data set's row."""
+        """Columns of the row in the dataset."""
         weights = batch.get("loss_multiplier")
         self._weight = 1.0 if weights is None else float(weights[prompt])
         self.session: AgentSession | None = None
-        """What it asks with, once it is begun."""
+        """Session of the agent's requests, once it has begun."""
         self._ending: AgentResult | Exception | None = None
 
     def seed_of(self, number: int) -> int:
@@ -81,12 +81,12 @@ class AgentConversation:
         return int(self._names.seeds(*self._place, number)[0])
 
     def end(self, ending: AgentResult | Exception) -> None:
-        """Note how it ended, or why it was lost."""
+        """Record how the task ended, or why it was lost."""
         self._ending = ending
 
     @property
     def error(self) -> Exception | None:
-        """Why it is no example of what the policy does; None: it is one."""
+        """Reason to exclude the task from training, or None."""
         return self._verdict().error
 
     @property
@@ -96,7 +96,7 @@ class AgentConversation:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that were sampled."""
+        """Number of sampled tokens."""
         return sum(len(answer.tokens) for answer in self._answers)
 
     @property
@@ -132,7 +132,7 @@ class AgentConversation:
         return _Verdict(Outcome.ENVIRONMENT_ERROR, none, AgentError(said))
 
     def played(self) -> Trajectories:
-        """Return its row, with its other rows as branches."""
+        """Return the main row of the task, with its other rows as branches."""
         verdict = self._verdict()
         own = verdict.reward.conversations
         answers = self._answers
@@ -153,11 +153,11 @@ class AgentConversation:
         )
 
     def notes(self, end: Answer | None, error: Exception | None) -> TrajectoryNotes:
-        """Return what is known besides the columns of the row.
+        """Return the metadata of the row besides its columns.
 
         Args:
-            end: The last answer of the main row; None: there is none.
-            error: Why it failed.
+            end: The last answer of the main row, or None.
+            error: Reason of a failure.
         """
         path = [] if end is None else end.path()
         first = len(path[0].prompt) if path else len(self._prompt_ids)

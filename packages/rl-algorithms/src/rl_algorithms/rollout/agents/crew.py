@@ -1,8 +1,8 @@
-"""`AgentCrew`: has the workers of an environment run agents, a thread for each.
+"""`AgentCrew`: runs agents on the workers of an environment, with a thread per worker.
 
-A job waits here until a worker has room, so that no worker is given more than it runs
-at a time. A worker whose process was replaced has none of the jobs that it was given:
-they are lost, and whoever asked for them decides what follows.
+A job waits here until a worker has a free slot, so that no worker gets more jobs than
+it runs at a time. The jobs of a worker whose process was replaced are lost, and the
+caller decides whether to retry them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _POLL_S = 0.2
 _CLOSE_S = 10.0
 
 OnResult = Callable[[AgentResult | Exception], None]
-"""Is told how a job ended, or why its worker has lost it; in a thread of the crew."""
+"""Callback with the result of a job, or the reason of its loss, in a crew thread."""
 
 
 class AgentCrew:
@@ -28,8 +28,8 @@ class AgentCrew:
 
     Args:
         host: The environment.
-        limits: Of its agents.
-        on_failure: Is told of a mistake that no further try would mend.
+        limits: Limits of its agents.
+        on_failure: Called with an error that a retry cannot fix.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class AgentCrew:
 
     @property
     def capacity(self) -> int:
-        """Agents that run at the same time."""
+        """Number of agents that run at the same time."""
         return len(self._threads) * self._most
 
     def begin(self, job: AgentJob, on_result: OnResult) -> None:
-        """Run a job as soon as a worker has room."""
+        """Run a job as soon as a worker has a free slot."""
         with self._changed:
             self._waiting.append((job, on_result))
             self._changed.notify_all()
 
     def cancel(self, number: int) -> None:
-        """End a job; nothing is told of it any more."""
+        """Cancel a job, without any further callback."""
         with self._changed:
             left = [entry for entry in self._waiting if entry[0].number != number]
             self._waiting = deque(left)
@@ -79,7 +79,7 @@ class AgentCrew:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End all jobs, and wait for the threads a little."""
+        """Cancel all jobs, and wait a short time for the threads."""
         with self._changed:
             self._is_closed = True
             self._waiting.clear()
@@ -113,10 +113,10 @@ class AgentCrew:
             self._pass_on(worker, poll.results)
 
     def _next(self, worker: int) -> tuple[list[AgentJob], list[int]] | None:
-        """Wait for something to do for a worker; None: it is over."""
+        """Wait for the next jobs of a worker; return None once the crew is closed."""
         running = self._running[worker]
         with self._changed:
-            # Whoever begins, cancels or closes notifies.
+            # `begin`, `cancel` and `close` notify.
             self._changed.wait_for(
                 lambda: (
                     self._is_closed
@@ -127,7 +127,7 @@ class AgentCrew:
             if self._is_closed and not cancelled:
                 return None
             jobs = []
-            # One more than its share leaves others something to do.
+            # A fair share, rounded up, so that other workers get jobs too.
             share = -(-len(self._waiting) // len(self._threads))
             for _ in range(min(share, self._most - len(running))):
                 job, on_result = self._waiting.popleft()

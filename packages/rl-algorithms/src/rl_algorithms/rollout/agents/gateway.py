@@ -1,7 +1,7 @@
-"""`Gateway`: the address at which agents reach the policy.
+"""`Gateway`: the HTTP address at which agents reach the policy.
 
-It listens on 127.0.0.1, in a thread of the driver. Each task has a key, and nothing of
-one task can be had with the key of another.
+It listens on 127.0.0.1, in a thread of the driver. Each task has its own key, which
+gives access to that task only.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Gateway:
         listener.bind(("127.0.0.1", 0))
         listener.listen(_BACKLOG)
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        """What clients take as base URL."""
+        """Base URL for clients."""
         self._run(self._start(listener))
 
     def open(self, session: AgentSession) -> None:
@@ -70,7 +70,7 @@ class Gateway:
         self._loop.call_soon_threadsafe(self._open, session)
 
     def end(self, session: AgentSession, then: Callable[[], None]) -> None:
-        """Refuse further requests of a session, and end those that wait.
+        """Reject further requests of a session, and end pending ones.
 
         Args:
             session: The session.
@@ -79,7 +79,7 @@ class Gateway:
         self._loop.call_soon_threadsafe(self._end, session, then)
 
     def close(self) -> None:
-        """End all sessions and stop listening; may be called again."""
+        """End all sessions and stop listening; idempotent."""
         if self._loop.is_closed():
             return
         self._run(self._stop())
@@ -99,14 +99,14 @@ class Gateway:
                 "machine is overloaded; try again"
             ) from None
 
-    # --- in the loop ------------------------------------------------------------------
+    # --- in the event loop ------------------------------------------------------------
 
     async def _start(self, listener: socket.socket) -> None:
         app = web.Application(middlewares=[self._guard], client_max_size=_MOST_BYTES)
         app.router.add_post(CHAT, self._chat)
         app.router.add_get("/v1/models", self._models)
-        # A client that hangs up cancels its handler; the answer is sampled all the
-        # same, and kept for its retry.
+        # A client that disconnects cancels its handler, but the answer is still sampled
+        # and kept for a retry.
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
@@ -136,7 +136,7 @@ class Gateway:
     async def _guard(
         self, request: web.Request, handler: Handler
     ) -> web.StreamResponse:
-        """Check the name of the host, and give every error OpenAI's form."""
+        """Check the Host header, and convert every error to OpenAI's format."""
         try:
             self._access.check(request, "infer")
             return await handler(request)
@@ -163,7 +163,7 @@ class Gateway:
         """Return the session of a request's key.
 
         Raises:
-            ApiError: There is none.
+            ApiError: The key is missing or unknown.
         """
         digest = token_digest(request)
         session = self._sessions.get(digest)
@@ -197,15 +197,15 @@ class Gateway:
         self._model.check_name(fields)
         asked = session.ask(fields, body, request.headers)
         try:
-            # Shielded: whoever sends the request again takes the answer over.
+            # Shielded, because a retry of the request takes the answer over.
             answer = await asyncio.shield(asked.task)
         except asyncio.CancelledError:
             if asked.task.cancelled():
                 raise ended() from None
             asked.is_orphan = True
             raise
-        # Before it is sent: the agent may have ended, and its record be read, by the
-        # time that the last write returns.
+        # Marked before it is sent: by the time the last write returns, the agent may
+        # have ended and its recording been read.
         for one in asked.answers:
             one.is_given = True
         try:

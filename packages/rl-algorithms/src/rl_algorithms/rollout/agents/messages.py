@@ -1,8 +1,8 @@
-"""Messages of OpenAI's interface: what they are to a template, and which are the same.
+"""Messages of the OpenAI API: conversion for chat templates, and comparison.
 
-What a client sends back of an answer is compared with what it was given, not with what
-was sampled: fields that mean nothing, blanks around a text and the spelling of JSON do
-not make another message of it.
+An answer that a client sends back is compared with the message that it received, not
+with the sampled text. Fields without meaning, surrounding blanks and the formatting of
+JSON make no difference.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rl_models.serving.openai_request import content_text
 __all__ = ["CALL_BEGIN", "CALL_END", "Heard", "hear", "histories"]
 
 CALL_BEGIN, CALL_END = "<tool_call>", "</tool_call>"
-"""What stands around a tool call in an answer: the form of Hermes and Qwen models."""
+"""Markers around a tool call in an answer, as in Hermes and Qwen models."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -27,10 +27,10 @@ class Heard:
     """A message of a request.
 
     Args:
-        message: As it came.
+        message: The message as received.
 
     Raises:
-        ApiError: It is no message.
+        ApiError: It is not a valid message.
     """
 
     def __init__(self, message: Any) -> None:
@@ -51,19 +51,19 @@ class Heard:
             "content": "\n".join([*([text] if text or not calls else []), *calls]),
             **more,
         }
-        """As a chat template is given it: calls of tools are text, as they are in what
-        the policy writes."""
-        # Whose call a result is of makes no difference to an answer that was recorded.
+        """Form for the chat template: tool calls are text, as the policy writes them.
+        """
+        # A name or call id on an assistant message does not change a recorded answer.
         shown = [] if self.role == "assistant" else sorted(more.items())
         self.key = json.dumps([self.role, text.strip(), calls, shown])
-        """Equal for messages that are the same."""
+        """Key that is equal for equivalent messages."""
 
 
 def hear(messages: Any) -> list[Heard]:
     """Return the messages of a request.
 
     Raises:
-        ApiError: They are none.
+        ApiError: They are not a list of valid messages.
     """
     if not isinstance(messages, list) or not messages:
         raise _bad("messages must be a list with at least one message")
@@ -71,11 +71,11 @@ def hear(messages: Any) -> list[Heard]:
 
 
 def histories(begin: str, keys: Sequence[str]) -> list[bytes]:
-    """Return a digest of each beginning of a conversation, the shortest first.
+    """Return a digest of each prefix of a conversation, the shortest first.
 
     Args:
-        begin: What all of it depends on, such as the tools.
-        keys: Of its messages.
+        begin: Context that all digests depend on, such as the tools.
+        keys: Keys of the messages.
     """
     digest = hashlib.sha256(begin.encode("utf-8", "surrogatepass")).digest()
     found = []
@@ -87,7 +87,7 @@ def histories(begin: str, keys: Sequence[str]) -> list[bytes]:
 
 
 def _call(call: Any) -> str:
-    """Return a tool call as a policy writes it."""
+    """Return a tool call in the form that the policy writes."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
         raise _bad("tool_calls must hold objects with function.name and .arguments")

@@ -1,4 +1,4 @@
-"""`ServedModel`: what an address for agents knows of the policy behind it."""
+"""`ServedModel`: the policy as the gateway serves it to agents."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ __all__ = ["ServedModel", "Settings"]
 _logger = get_logger(__name__)
 _MOST_ENCODERS = 64
 
-# Which distribution tokens come from is the run's: the trainer computes log-probs in
-# it. Agents set these for models that are not trained, and are served all the same.
+# The run fixes the distribution of tokens, because the trainer computes log-probs under
+# it. Requests that set these fields are answered, but the fields are ignored.
 _OF_THE_RUN = (
     "temperature",
     "top_p",
@@ -37,16 +37,16 @@ _OF_THE_RUN = (
 
 @dataclass(frozen=True)
 class Settings:
-    """How the answers of a task are sampled."""
+    """Sampling parameters of the answers of a task."""
 
     greedy: bool = False
     sampling: SamplingParams | None = None
-    """None: as the generator is set."""
+    """Overrides of the generator's parameters; None for none."""
     base: SamplingParams = field(default_factory=SamplingParams)
-    """The same in full."""
+    """The complete parameters."""
 
     def limited(self, limit: int) -> tuple[bool, SamplingParams | None]:
-        """Return the settings of an answer of at most `limit` tokens."""
+        """Return the parameters of an answer of at most `limit` tokens."""
         if limit == self.base.max_new_tokens:
             return self.greedy, self.sampling
         return self.greedy, replace(self.base, max_new_tokens=limit)
@@ -57,9 +57,9 @@ class ServedModel:
 
     Args:
         tokenizer: The policy's tokenizer.
-        limits: What bounds agents.
-        row_limit: Longest row, prompt and answer together; None: any.
-        use_chat_template: Whether messages are written by the chat template; None: if
+        limits: Limits of agents.
+        row_limit: Maximum length of a row, prompt and answer together; None: no limit.
+        use_chat_template: Whether to format messages with the chat template; None: if
             the tokenizer has one.
     """
 
@@ -76,7 +76,7 @@ class ServedModel:
         self._told: set[str] = set()
 
     def encoder(self, use: ToolUse) -> ObservationEncoder:
-        """Return what writes messages for a policy that is told of these tools."""
+        """Return the renderer of messages for a policy with these tools."""
         found = self._encoders.pop(use.key, None)
         if found is None:
             found = ObservationEncoder(
@@ -91,10 +91,10 @@ class ServedModel:
         return found
 
     def check_name(self, fields: dict[str, Any]) -> None:
-        """Refuse a request for another model.
+        """Reject a request for another model.
 
         Raises:
-            ApiError: There is no such model.
+            ApiError: The model is unknown.
         """
         name = fields.get("model", self.limits.model_name)
         if name != self.limits.model_name:
@@ -108,7 +108,7 @@ class ServedModel:
             )
 
     def without_sampling(self, fields: dict[str, Any]) -> dict[str, Any]:
-        """Return a request without what the run decides, and say so once per field."""
+        """Return a request without fields that the run fixes; warn once per field."""
         given = [name for name in _OF_THE_RUN if fields.get(name) is not None]
         for name in given:
             if name not in self._told:

@@ -17,7 +17,7 @@ __all__ = ["ModelCall", "Sampled"]
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What a generator gave for a row."""
+    """Result of the generator for a row."""
 
     tokens: list[int]
     logprobs: list[float] | None
@@ -26,14 +26,14 @@ class Sampled:
 
 
 class ModelCall:
-    """A row that waits; made in the gateway's loop, answered in a thread of the desk.
+    """A pending row, created in the gateway's loop and answered in a desk thread.
 
     Args:
         tokens: The prompt.
-        seed: Of its noise.
-        stop: Texts that end the answer.
+        seed: Seed of the sampling.
+        stop: Stop strings.
         sampling: See `SampledRow`.
-        on_version: Is told which weights sample it.
+        on_version: Called with the version of the weights that sample it.
     """
 
     def __init__(
@@ -54,11 +54,11 @@ class ModelCall:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether the answer is no longer wanted."""
         return self.future.cancelled()
 
     def note_version(self, version: int) -> None:
-        """Be told which weights sample it."""
+        """Record the version of the weights that sample it."""
         self._on_version(version)
 
     def question(self) -> BatchedDataDict[GenerationDatumSpec]:
@@ -73,7 +73,7 @@ class ModelCall:
         return BatchedDataDict(columns)
 
     def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
-        """Take the row that `generate` gave back."""
+        """Set the row that `generate` returned."""
         end = int(output["unpadded_sequence_lengths"][0])
         new = slice(end - int(output["generation_lengths"][0]), end)
         version = output["weight_version"][0]
@@ -91,12 +91,12 @@ class ModelCall:
         self._settle(lambda: self.future.set_result(sampled))
 
     def fail(self, error: Exception) -> None:
-        """Be told why it could not be sampled."""
+        """Set the reason why it could not be sampled."""
         self._settle(lambda: self.future.set_exception(error))
 
     def _settle(self, settle: Callable[[], None]) -> None:
         def settle_once() -> None:
-            # Looked at in the loop: the session may have ended meanwhile.
+            # Checked in the loop, because the session may have ended meanwhile.
             if not self.future.done():
                 settle()
 

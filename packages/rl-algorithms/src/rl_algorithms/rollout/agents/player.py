@@ -1,4 +1,4 @@
-"""`AgentPlayer`: has agents work on the prompts of a rollout."""
+"""`AgentPlayer`: runs agents on the prompts of a rollout."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ Ask = Callable[[Sequence[ModelCall]], None]
 
 _LOOK_S = 0.5
 _CLOSE_S = 10.0
-# What a task may take beyond its own limit: the way to its worker and back.
+# Allowance beyond the time limit of a task, for the way to its worker and back.
 _MARGIN_S = 60.0
 
 
 def agent_limits_of(environment: EnvironmentInterface[Any]) -> AgentLimits | None:
-    """Return what bounds the agents of an environment; None: it runs none."""
+    """Return the limits of an environment's agents, or None if it runs none."""
     limits: AgentLimits | None = getattr(environment, "agent_limits", None)
     return limits
 
@@ -51,17 +51,17 @@ def agent_limits_of(environment: EnvironmentInterface[Any]) -> AgentLimits | Non
 class AgentPlayer:
     """Opens conversations of agents, and plays them.
 
-    Address and threads come with the first conversation, and go with `close`.
+    The address and the threads start with the first conversation and end with `close`.
 
     Args:
         generation: The policy as a sampler.
-        environment: Runs agents.
+        environment: Environment that runs agents.
         tokenizer: The policy's tokenizer.
-        config: Longest rows.
-        use_chat_template: Whether messages are written by the chat template; None: if
+        config: Settings with the maximum row lengths.
+        use_chat_template: Whether to format messages with the chat template; None: if
             the tokenizer has one.
-        judge: Notes failures.
-        on_progress: Called with each answer, in some thread.
+        judge: Judge that records failures.
+        on_progress: Called with each answer, in any thread.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class AgentPlayer:
         self._generation, self._host = generation, cast("AgentHost", environment)
         self._tokenizer, self._judge = tokenizer, judge
         self.limits = limits
-        """What bounds the agents."""
+        """Limits of the agents."""
         settings = getattr(generation, "config", None)
         longest = getattr(settings, "max_context_length", None)
         lengths = [config.max_total_sequence_length, longest]
@@ -103,17 +103,17 @@ class AgentPlayer:
     def play(
         self, batch: BatchedDataDict[PromptSpec], names: RowNames, play: Play
     ) -> Trajectories:
-        """Have agents work on all rows, and wait for them.
+        """Run agents on all rows, and wait for them.
 
         Args:
             batch: Prompts as columns of `rl_collate_fn`.
             names: The rows.
-            play: How.
+            play: Settings of the rollout.
 
         Raises:
             DeadlineExceededError: Agents have not ended long after their time limit.
-            Exception: What no other try would mend, of the environment or the
-                generator.
+            Exception: An error of the environment or the generator that a retry cannot
+                fix.
         """
         self._failure = None
         place = play.seed, play.step, play.first_prompt_index
@@ -156,12 +156,12 @@ class AgentPlayer:
         names: RowNames,
         place: tuple[int, int, int],
     ) -> AgentConversation:
-        """Return a conversation that is not begun.
+        """Return a conversation that has not begun.
 
         Args:
             batch: Prompts as columns of `rl_collate_fn`.
             names: One row.
-            place: Run's seed, step, and place of the first prompt in the step.
+            place: Run's seed, step, and index of the first prompt in the step.
         """
         return AgentConversation(batch, names, place, self.limits.limit_reward)
 
@@ -173,14 +173,14 @@ class AgentPlayer:
         on_end: Callable[[], None],
         on_version: Callable[[int], None] = lambda version: None,
     ) -> None:
-        """Have an agent work on a row.
+        """Run an agent on a row.
 
         Args:
-            row: What `open` gave.
-            settings: How answers are sampled; None: as the generator is set.
-            ask: Hands rows to the generator.
-            on_end: Is told that it has ended, in some thread.
-            on_version: Is told which weights sample each answer.
+            row: Conversation from `open`.
+            settings: Sampling parameters; None for those of the generator.
+            ask: Function that passes rows to the generator.
+            on_end: Called at the end of the agent, in any thread.
+            on_version: Called with the weight version of each answer.
         """
         gateway, crew = self._start()
         settings = settings or Settings(base=self._base)
@@ -200,7 +200,7 @@ class AgentPlayer:
         )
 
     def cancel(self, row: AgentConversation) -> None:
-        """End a row that nobody waits for any more; one that has ended stays so."""
+        """Cancel a row that is no longer wanted, unless it has ended."""
         found = self._running.pop(id(row), None)
         if found is None or self._crew is None or self._gateway is None:
             return
@@ -209,11 +209,11 @@ class AgentPlayer:
             self._gateway.end(row.session, lambda: None)
 
     def tell_failures(self, on_failure: Callable[[BaseException], None]) -> None:
-        """Say who else is told of mistakes that no other try mends."""
+        """Add a callback for errors that a retry cannot fix."""
         self._on_failure = on_failure
 
     def close(self) -> None:
-        """End all agents and the address; the next conversation starts them again."""
+        """End all agents and the address; the next conversation restarts them."""
         with self._starting:
             gateway, self._gateway = self._gateway, None
             crew, self._crew = self._crew, None
@@ -259,14 +259,14 @@ class AgentPlayer:
 
 
 class _Countdown:
-    """Counts rows that are still played."""
+    """Counter of unfinished rows."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._changed = threading.Condition()
 
     def down(self) -> None:
-        """Say that one has ended."""
+        """Count one row as ended."""
         with self._changed:
             self.count -= 1
             self._changed.notify_all()

@@ -1,14 +1,14 @@
-"""`Recording`: what was sampled in a task, token by token, as a tree of answers.
+"""`Recording`: the tokens sampled in a task, as a tree of answers.
 
 ```
 system, question -> [answer 1] -> result -> [answer 2] -> [answer 3]      a row
                         |-> another result -> [answer 4]                  a row
-                        (n=2) [answer 1'] , nobody went on from it        a row
+                        (n=2) [answer 1'] , never continued               a row
 another system prompt -> [answer 5]                                       a row
 ```
-An answer that a request goes on from is found by the messages of the request; its
-tokens are reused, and only messages that follow it are tokenised. Rows are the paths to
-answers that nothing follows. Tokens that several rows share are trained on in one.
+The answer that a request continues is found by the messages of the request; its tokens
+are reused, and only later messages are tokenised. Each path from a root to a leaf is a
+row. Tokens shared by several rows are trained on in only one of them.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ __all__ = ["Answer", "Recording"]
 
 @dataclass(eq=False)
 class Answer:
-    """One answer that was sampled."""
+    """One sampled answer."""
 
     parent: Answer | None
-    """The answer whose tokens its own follow; None: it begins a row."""
+    """The answer that it continues; None: it begins a row."""
     conversation: str
     """Name of the conversation."""
     prompt: list[int]
-    """Tokens between the parent's and its own that were not sampled."""
+    """Unsampled tokens between those of the parent and its own."""
     log: LLMMessageLogType
-    """All messages up to it and with it, as a template is given them."""
+    """All messages up to and including the answer, in the form of the template."""
     tokens: list[int]
     logprobs: list[float] | None
-    """Of its tokens; None where the generator gives none."""
+    """Log-probs of its tokens; None if the generator returns none."""
     versions: list[int]
-    """Weights that sampled each token."""
+    """Weight version that sampled each token."""
     is_cut: bool
-    """Whether a limit of length ended it."""
+    """Whether it was cut off by a length limit."""
     num_questions: int = 0
     """Messages of the first request of its row."""
     is_given: bool = True
-    """Whether the client has got it."""
+    """Whether the client has received it."""
 
     def path(self) -> list[Answer]:
         """Return the answers of its row, the first one first."""
@@ -75,14 +75,14 @@ class Recording:
         self._by_history: dict[bytes, Answer] = {}
 
     def find(self, histories: Sequence[bytes]) -> tuple[Answer | None, int]:
-        """Return the answer that a request goes on from.
+        """Return the answer that a request continues.
 
         Args:
-            histories: Digests of the beginnings of its messages.
+            histories: Digests of the prefixes of its messages.
 
         Returns:
-            The answer, None where the request begins something new, and how many of the
-            messages it covers.
+            The answer, or None for a new conversation, and the number of messages that
+            it covers.
         """
         for count in range(len(histories), 0, -1):
             found = self._by_history.get(histories[count - 1])
@@ -95,34 +95,35 @@ class Recording:
 
         Args:
             answer: The answer.
-            history: Digest of the messages up to it and with it, as a client has them.
+            history: Digest of the messages up to and including it, as the client sees
+                them.
         """
         self._answers.append(answer)
-        # Where two are the same to a client, either may be gone on from.
+        # If a client cannot tell two answers apart, it may continue either.
         self._by_history.setdefault(history, answer)
 
     @property
     def answers(self) -> list[Answer]:
-        """Answers that the agent has got, in the order in which they came."""
+        """Answers that the agent has received, in order."""
         return [answer for answer in self._answers if answer.is_given]
 
     def ends(self, rewarded: Mapping[str, float]) -> list[Answer]:
         """Return the last answers of all rows; the main row comes last.
 
         Args:
-            rewarded: Names of conversations with rewards of their own.
+            rewarded: Names of conversations that have their own rewards.
         """
         given = self.answers
         followed = {id(answer.parent) for answer in given}
         ends = [answer for answer in given if id(answer) not in followed]
-        # Stable: of those that share the task's reward the newest is the last.
+        # The sort is stable: of rows with the task's reward, the newest comes last.
         return sorted(ends, key=lambda end: end.conversation not in rewarded)
 
     def rows(self, ends: Sequence[Answer]) -> Iterator[Branch]:
         """Make the rows of `ends`; each sampled token is trained on in one of them.
 
         Args:
-            ends: As `ends` gave them; the last one keeps what it shares with others.
+            ends: Result of `ends`; shared tokens are trained on in the last row.
         """
         owner: dict[int, int] = {}
         for place in (len(ends) - 1, *range(len(ends) - 1)):

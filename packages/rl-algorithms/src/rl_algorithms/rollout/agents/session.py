@@ -1,4 +1,4 @@
-"""`AgentSession`: what an agent has asked in one task, behind one key."""
+"""`AgentSession`: the requests of an agent in one task, under one key."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ _OWN_FIELDS = ("tools", "tool_choice")
 
 @dataclass(eq=False)
 class Asked:
-    """A request, and the answer that it has or waits for."""
+    """A request with its finished or pending answer."""
 
     digest: bytes
     name: str | None
-    """What the client calls the request."""
+    """The client's name of the request."""
     task: asyncio.Task[OpenAIAnswer]
     answers: list[Answer]
-    """What was recorded of it, once it is answered."""
+    """Recorded answers, once there are any."""
     is_orphan: bool = False
-    """Whether its client went away before it had the answer."""
+    """Whether the client disconnected before it received the answer."""
 
 
 @dataclass(frozen=True)
 class _Prompt:
-    """Where an answer begins."""
+    """The context of a new answer."""
 
     parent: Answer | None
     new: list[int]
-    """Tokens behind the parent's."""
+    """Tokens after those of the parent."""
     tokens: list[int]
-    """All of them."""
+    """All tokens of the prompt."""
     heard: list[Heard]
     log: list[dict[str, Any]]
     begin: str
-    """What histories of the conversation begin with."""
+    """Seed of the digests of the conversation's prefixes."""
     conversation: str
 
 
 class AgentSession:
-    """A key, what it may ask, and what was sampled; used in the gateway's loop.
+    """Requests and recording of one key; used in the gateway's event loop.
 
     Args:
         model: The policy.
-        settings: How its answers are sampled.
-        seed_of: Returns the seed of an answer by its number in the task.
-        ask: Hands rows to the generator.
-        on_version: Is told which weights sample an answer.
+        settings: Sampling parameters of the answers.
+        seed_of: Function of an answer's number in the task that returns its seed.
+        ask: Function that passes rows to the generator.
+        on_version: Called with the weight version of an answer.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class AgentSession:
         self.key = secrets.token_urlsafe(24)
         self.recording = Recording()
         self.met_limit = ""
-        """The limit that a request met, if one did."""
+        """The limit that a request exceeded, or None."""
         self.failure: Exception | None = None
-        """Why the newest answer could not be sampled, if it could not."""
+        """Reason why the newest answer could not be sampled, or None."""
         self.is_closed = False
         self._model, self._settings = model, settings
         self._seed_of, self._ask, self._on_version = seed_of, ask, on_version
@@ -93,10 +93,10 @@ class AgentSession:
     def ask(
         self, fields: dict[str, Any], body: bytes, headers: Mapping[str, str]
     ) -> Asked:
-        """Begin to answer a request, or find the one that it repeats.
+        """Start to answer a request, or return the one that it repeats.
 
         Raises:
-            ApiError: It cannot be answered.
+            ApiError: The request cannot be answered.
         """
         if self.is_closed:
             raise ended()
@@ -129,19 +129,19 @@ class AgentSession:
         return asked
 
     def close(self) -> None:
-        """Take no more requests, and end those that wait."""
+        """Accept no more requests, and end pending ones."""
         self.is_closed = True
         for asked in self._asked:
             asked.task.cancel()
-        # Histories and bodies are needed no more; the recording is.
+        # Digests and request bodies are no longer needed, unlike the recording.
         self._asked = []
 
     def _repeated(self, digest: bytes, name: str | None, retries: str) -> Asked | None:
-        """Return the request that this one is sent again for.
+        """Return the request that this one retries, or None.
 
-        A client that got no answer sends the same once more. Without a name of its own
-        such a request is told from one that wants a second answer by what became of
-        the first: its client has gone, or says itself that this is a retry.
+        A client that received no answer sends the same request again. Without an
+        idempotency key, such a retry differs from a request for a second answer in that
+        the first client has disconnected, or marks the request as a retry.
         """
         for asked in reversed(self._asked):
             if asked.digest != digest:
@@ -156,7 +156,7 @@ class AgentSession:
     def _forget_failed(self, asked: Asked) -> None:
         task = asked.task
         if task.cancelled() or task.exception() is not None:
-            # Who asks again shall have it sampled.
+            # A failed answer is forgotten, so that a retry samples it again.
             self._asked = [other for other in self._asked if other is not asked]
 
     def _count(self) -> None:
@@ -171,7 +171,7 @@ class AgentSession:
     def _prompt(
         self, fields: dict[str, Any], use: ToolUse, conversation: str
     ) -> _Prompt:
-        """Find where a request goes on, and tokenise what is new of it."""
+        """Find the answer that a request continues, and tokenise the new messages."""
         heard = hear(fields.get("messages"))
         begin = f"{conversation}\0{use.key}"
         parent, count = self.recording.find(
@@ -183,7 +183,7 @@ class AgentSession:
             log, before = logged, []
             new = encoder.start(log)
         else:
-            # Somebody goes on from it, so it has arrived.
+            # The client continues it, so it must have arrived.
             parent.is_given = True
             log, before = [*parent.log, *logged[count:]], parent.row()
             turn = Turn(parent.log, logged[count:], before[-1])

@@ -1,4 +1,4 @@
-"""`AheadAgents`: has agents work on what is sampled ahead."""
+"""`AheadAgents`: runs agents on prompts that are sampled ahead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["AheadAgents"]
 
 
 class AheadAgents:
-    """Plays jobs whose conversations agents lead.
+    """Plays jobs whose conversations are led by agents.
 
     Args:
-        player: Runs agents.
-        on_failure: Is told of a mistake that no further try would mend.
+        player: Player that runs agents.
+        on_failure: Called with an error that a retry cannot fix.
     """
 
     def __init__(
@@ -31,13 +31,12 @@ class AheadAgents:
         ask: Ask,
         on_end: Callable[[Job, Exception | None], None],
     ) -> None:
-        """Have an agent work on a job.
+        """Run an agent on a job.
 
         Args:
             job: The job.
-            ask: Hands the rows of its requests to the generator.
-            on_end: Is told that it has ended, and what was lost where it was not the
-                agent that failed.
+            ask: Function that passes the rows of its requests to the generator.
+            on_end: Called at its end, with the loss if the agent was not at fault.
         """
         row = job.conversation
         assert isinstance(row, AgentConversation)
@@ -46,13 +45,13 @@ class AheadAgents:
             if job.is_cancelled:
                 return
             if job.oldest_version is None:
-                # It has asked for nothing; the schedule wants to know all the same.
+                # An agent without any request must also be reported to the schedule.
                 job.note_version(job.asked.version)
             on_end(job, row.error if row.is_lost else None)
 
         self._player.begin(row, None, ask, end, job.note_version)
 
     def cancel(self, job: Job) -> None:
-        """End the agent of a job."""
+        """Cancel the agent of a job."""
         if isinstance(job.conversation, AgentConversation):
             self._player.cancel(job.conversation)

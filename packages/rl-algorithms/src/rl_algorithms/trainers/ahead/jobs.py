@@ -37,7 +37,7 @@ class Job:
 
     @property
     def sampling(self) -> tuple[bool, SamplingParams | None]:
-        """As the generator is set."""
+        """Sampling parameters; None for those of the generator."""
         return False, None
 
     def question(self) -> BatchedDataDict[GenerationDatumSpec]:
@@ -58,7 +58,7 @@ class Job:
 
     @property
     def _turns(self) -> OpenConversation:
-        """A conversation whose turns are asked for here; an agent asks by itself."""
+        """A conversation whose turns are requested here, unlike those of an agent."""
         assert isinstance(self.conversation, OpenConversation)
         return self.conversation
 

@@ -196,16 +196,16 @@ class AheadSampler:
         return self._loaded >= newest
 
     def hold(self, is_paused: bool) -> None:
-        """Say that the trainer is held, or goes on; what is under way is finished.
+        """Pause or resume the schedule; calls in flight are finished.
 
         Args:
-            is_paused: Whether it is held.
+            is_paused: Whether the trainer is paused.
         """
         self._controller.tell(ev.RunPaused if is_paused else ev.RunResumed)
 
     @property
     def end_reason(self) -> str | None:
-        """Why no further step comes; None if one does."""
+        """Reason why no further step comes, or None."""
         return None if self._end is None else self._end.reason
 
     def state(self) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class AheadSampler:
             case act.Finish():
                 self._tell_trainer("_end", action)
             case act.Fail(reason):
-                raise ScheduleError(f"the asynchronous run cannot go on: {reason}")
+                raise ScheduleError(f"the asynchronous run cannot continue: {reason}")
             case act.Cancel(task=task):
                 self._answers.cancel(task)
             case act.Discard(rows):
