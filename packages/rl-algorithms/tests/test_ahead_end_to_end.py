@@ -286,7 +286,9 @@ class TestAhead:
             def on_step_end(self, trainer, step, metrics):
                 trainer.update_config({"max_num_steps": 5})
 
-        with pytest.raises(ConfigError, match="cannot change in an asynchronous run"):
+        with pytest.raises(
+            ConfigError, match="cannot change while an asynchronous run"
+        ):
             train(
                 pool,
                 tiny_model,
