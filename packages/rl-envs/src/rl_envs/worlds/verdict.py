@@ -43,6 +43,7 @@ __all__ = [
     "VerdictEnvironment",
     "last_tagged",
     "visible",
+    "same_last_line",
 ]
 
 Columns: TypeAlias = Mapping[str, Any]
@@ -202,3 +203,9 @@ def visible(text: str) -> str:
     """
     kept = (c for c in text if c.isspace() or unicodedata.category(c) not in _HIDDEN)
     return "".join(kept).strip()
+
+
+def same_last_line(response: str, answer: str) -> float:
+    """Return 1.0 if the last line of a response is the answer, blanks aside."""
+    lines = response.strip().splitlines()
+    return float(bool(lines) and lines[-1].strip() == answer.strip())

@@ -20,6 +20,7 @@ from rl_envs.tools.environment import ToolEnvironment, ToolLimits
 from rl_envs.tools.functions import Tool
 from rl_envs.worlds.code_interpreter.session import program_of_session
 from rl_envs.worlds.math import MathEnvironment
+from rl_envs.worlds.verdict import same_last_line
 
 __all__ = ["CodeInterpreterConfig", "CodeInterpreterEnvironment", "FencedCallParser"]
 
@@ -80,11 +81,6 @@ class FencedCallParser:
         return [ToolCall("python", {"code": "\n".join(blocks)})]
 
 
-def _same_text(response: str, answer: str) -> float:
-    lines = response.strip().splitlines()
-    return float(bool(lines) and lines[-1].strip() == answer.strip())
-
-
 @register_env("code_interpreter")
 class CodeInterpreterEnvironment(ToolEnvironment):
     """Runs Python between turns, and scores the response that runs none.
@@ -120,7 +116,7 @@ class CodeInterpreterEnvironment(ToolEnvironment):
         )
         super().__init__(
             [Tool(self._python, "python")],
-            MathEnvironment() if config.judge == "math" else _same_text,
+            MathEnvironment() if config.judge == "math" else same_last_line,
             parser=parser,
             limits=ToolLimits(
                 # Each cell of a session depends on the ones before it.
