@@ -24,7 +24,7 @@ with plain transformers in one process, in float32 with eager attention: the los
 whole gradients of the first step (each relative to the largest number of its tensor),
 and the weights after three steps of SGD. A number is the worst of {losses}. In layouts
 with LoRA an adapter is trained, which peft trains in the reference too, and the weights
-are merged.
+are merged; with "ends" the embedding and the head are trained whole beside it.
 The limits are 1e-6 for the loss, 1e-5 for gradients and 1e-6 for weights. `nox -s
 parity` makes this page; CI runs a part of the cells.
 """

@@ -66,6 +66,8 @@ class Layout:
     """Whether the driver makes micro-batches of rows of similar length, by tokens."""
     has_adapters: bool = False
     """Whether an adapter is trained in place of the weights."""
+    trains_ends: bool = False
+    """Whether the embedding and the head are trained whole beside the adapter."""
 
 
 def _parallel(num_ranks: int, dtensor: Any = None, **axes: Any) -> Layout:
@@ -134,6 +136,15 @@ LAYOUTS: dict[str, Layout] = {
         4,
         {"parallelism": {"tensor": 2, "pipeline": 2, "sequence": True}},
         has_adapters=True,
+    ),
+    "LoRA and ends, FSDP 2 by layers": Layout(
+        2, {"dtensor": {"shard_layers": True}}, has_adapters=True, trains_ends=True
+    ),
+    "LoRA and ends, TP 2 x PP 2": Layout(
+        4,
+        {"parallelism": {"tensor": 2, "pipeline": 2}},
+        has_adapters=True,
+        trains_ends=True,
     ),
 }
 """Layouts of the `dtensor` backend, by the name in the table of the docs."""
@@ -227,19 +238,25 @@ def _adapted(model: Any) -> list[str]:
     return sorted(names)
 
 
-def reference(folder: str, loss: str, *, has_adapters: bool = False) -> Outcome:
+def reference(
+    folder: str, loss: str, *, has_adapters: bool = False, trains_ends: bool = False
+) -> Outcome:
     """Compute a cell by plain transformers, eagerly, in one process and float32.
 
     Args:
         folder: The model.
         loss: Name of the loss.
         has_adapters: Train an adapter by peft in place of the weights.
+        trains_ends: Train the embedding and the head beside it.
     """
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     if has_adapters:
         model = _with_adapter(model, folder)
+    if trains_ends:
+        for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+            module.requires_grad_(True)
     trained = {
         name.removeprefix("base_model.model."): parameter
         for name, parameter in model.named_parameters()
@@ -337,6 +354,9 @@ def _started(folder: str, layout: Layout) -> DTensorTrainingBackend:
         saved = PeftConfig.from_pretrained(path)
         targets = sorted(saved.target_modules)
         settings["lora"] = {**LORA, "adapter_path": path, "target_modules": targets}
+        if layout.trains_ends:
+            # Of which one is the other where the two are tied.
+            settings["lora"]["modules_to_save"] = ["embed_tokens", "lm_head"]
     config = PolicyConfig.from_dict({"model_name": folder, **settings})
     backend = DTensorTrainingBackend()
     backend.setup(config.to_dict())

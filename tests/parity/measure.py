@@ -75,15 +75,18 @@ class Matrix:
     def __init__(self, folder: Path, ranks: RankProcesses) -> None:
         self.folder = str(folder)
         self._ranks = ranks
-        self._references: dict[tuple[str, bool], Outcome] = {}
+        self._references: dict[tuple[str, bool, bool], Outcome] = {}
 
     def difference(self, layout: str, loss: str) -> Difference:
         """Run a cell."""
         chosen = LAYOUTS[layout]
-        key = loss, chosen.has_adapters
+        key = loss, chosen.has_adapters, chosen.trains_ends
         if key not in self._references:
             self._references[key] = reference(
-                self.folder, loss, has_adapters=chosen.has_adapters
+                self.folder,
+                loss,
+                has_adapters=chosen.has_adapters,
+                trains_ends=chosen.trains_ends,
             )
         found = self._ranks.run(chosen.num_ranks, run_rank, self.folder, chosen, loss)
         return Difference.of(found, self._references[key])

@@ -205,10 +205,104 @@ def test_folders_are_read_by_transformers_and_by_peft(
     assert torch.equal(again.get_logprobs(data, micro_batch_size=4)[:, 1:][mask], found)
 
 
+def test_modules_are_trained_whole_as_peft_does(
+    tiny_model, make_batch, nll_loss, tmp_path
+):
+    # The embedding is the head as well, and both follow what is trained.
+    data = make_batch()
+    lora = {**LORA, "modules_to_save": ["embed_tokens", "norm"]}
+    backend = _backend(tiny_model, lora, setup={"init_reference_model": True})
+    base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    assert base.config.tie_word_embeddings
+    with torch.no_grad():
+        untrained = _plain_logprobs(base, data)
+    begun = backend.get_logprobs(data, micro_batch_size=4, reference=True)
+    model = get_peft_model(
+        base,
+        LoraConfig(
+            r=4,
+            lora_alpha=12.0,
+            target_modules="all-linear",
+            modules_to_save=["embed_tokens", "model.norm"],
+            ensure_weight_tying=True,
+            task_type="CAUSAL_LM",
+        ),
+    )
+    for name, value in backend.model.full_parts(trained=True):
+        if ".lora_A." in name:
+            model.get_parameter(f"base_model.model.{name}").data.copy_(value)
+    optimizer = torch.optim.SGD(
+        (p for p in model.parameters() if p.requires_grad), lr=0.1
+    )
+    for _ in range(2):
+        found = backend.train_step(
+            data, nll_loss, global_batch_size=12, micro_batch_size=4
+        )
+        expected = _loss(_plain_logprobs(model, data), data)
+        assert found["loss"].item() == pytest.approx(expected.item(), abs=1e-6)
+        expected.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    mask = data["token_mask"][:, 1:].bool()
+    with torch.no_grad():
+        wanted = _plain_logprobs(model, data)[mask]
+    trained = backend.get_logprobs(data, micro_batch_size=4)
+    assert (trained[:, 1:][mask] - untrained[mask]).abs().max() > 1e-2
+    torch.testing.assert_close(trained[:, 1:][mask], wanted, atol=1e-5, rtol=0)
+    # The reference has neither the adapters nor what is trained beside them.
+    reference = backend.get_logprobs(data, micro_batch_size=4, reference=True)
+    torch.testing.assert_close(
+        reference[:, 1:][mask], untrained[mask], atol=1e-5, rtol=0
+    )
+    assert torch.equal(reference, begun)
+    assert torch.equal(backend.get_logprobs(data, micro_batch_size=4), trained)
+
+    backend.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    adapted = PeftModel.from_pretrained(plain, tmp_path / "w" / "adapter")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "w", dtype=torch.float32)
+    for other in (adapted.eval(), merged):
+        with torch.no_grad():
+            found = _plain_logprobs(other, data)[mask]
+        torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    # Others begin where it stopped: from the state, from the adapter's folder, and from
+    # one that peft has written.
+    model.save_pretrained(tmp_path / "peft")
+    folders = (tmp_path / "w" / "adapter", tmp_path / "peft")
+    starts = [({}, {"optimizer_path": tmp_path / "o"})]
+    starts += [({"adapter_path": str(folder)}, {}) for folder in folders]
+    for settings, setup in starts:
+        again = _backend(
+            tiny_model,
+            {**lora, **settings},
+            setup={**setup, "init_reference_model": True},
+        )
+        found = again.get_logprobs(data, micro_batch_size=4)
+        torch.testing.assert_close(found, trained, atol=1e-5, rtol=0)
+        found = again.get_logprobs(data, micro_batch_size=4, reference=True)
+        assert torch.equal(found, reference)
+
+
 @pytest.mark.parametrize(
     ("lora", "error", "message"),
     [
         ({"r": 0}, ConfigError, r"lora\.r"),
+        ({"modules_to_save": []}, ConfigError, "at least one module"),
+        (
+            {"modules_to_save": ["norm"], "sync": "adapter"},
+            ConfigError,
+            "sync must be merged with modules_to_save",
+        ),
+        (
+            {"modules_to_save": ["embed_token"]},
+            ConfigError,
+            r"'embed_token', and no module .* did you mean 'embed_tokens'",
+        ),
+        (
+            {"modules_to_save": ["mlp"]},
+            ConfigError,
+            r"no module that has layers with an adapter: got 'mlp'",
+        ),
         ({"target_modules": []}, ConfigError, "at least one linear layer"),
         (
             {"target_modules": ["q_porj"]},
@@ -219,7 +313,7 @@ def test_folders_are_read_by_transformers_and_by_peft(
         (
             {"adapter_path": "adapter", **LORA, "target_modules": ["q_proj"]},
             ModelLoadError,
-            "target_modules: .*down_proj.* is only in one of the two",
+            "modules_to_save: .*down_proj.* is only in one of the two",
         ),
     ],
 )

@@ -51,6 +51,11 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bfloat16": ("llama", {}, {"precision": "bfloat16"}),
     "recomputed": ("llama", {}, {"dtensor": {"activation_checkpointing": True}}),
     "adapters": ("llama", {}, {"lora": {"r": 8}}),
+    "adapters and ends": (
+        "llama",
+        {},
+        {"lora": {"r": 8, "modules_to_save": ["embed_tokens", "lm_head"]}},
+    ),
     "adapters in bfloat16": ("qwen3", {}, {"lora": {"r": 8}, "precision": "bfloat16"}),
     "temperature": (
         "llama",

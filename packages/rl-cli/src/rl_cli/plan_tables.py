@@ -86,7 +86,8 @@ def _trained(plan: StagePlan) -> int:
     if lora is None:
         return shape.num_parameters
     head = shape.head_parameters if shape.head != "lm" else 0
-    return AdapterShape(shape, lora).num_parameters + head
+    adapters = AdapterShape(shape, lora)
+    return adapters.num_parameters + adapters.modules_of_rank(Layout()) + head
 
 
 def _memory_table(plan: StagePlan) -> Listing:

@@ -28,6 +28,9 @@ class LoRAConfig(Config):
     target_modules: list[str] | None = None
     """Names of the linear layers that get an adapter, such as `q_proj`; null: all in
     the decoder layers."""
+    modules_to_save: list[str] | None = None
+    """Names of modules that are trained whole beside the adapters, such as
+    `embed_tokens` and `lm_head` for new tokens; null: none. Needs `sync: merged`."""
     use_rslora: bool = False
     """Multiply by `alpha / sqrt(r)` instead, which keeps large ranks learning
     (arXiv:2312.03732)."""
@@ -46,6 +49,16 @@ class LoRAConfig(Config):
             raise ValueError(
                 "target_modules must name at least one linear layer: got an empty "
                 "list; leave it null for all, or set lora to null"
+            )
+        if self.modules_to_save is not None and not self.modules_to_save:
+            raise ValueError(
+                "modules_to_save must name at least one module: got an empty list; "
+                "leave it null for none"
+            )
+        if self.modules_to_save and self.sync == "adapter":
+            raise ValueError(
+                "sync must be merged with modules_to_save, because generators take "
+                "adapters of linear layers alone: got adapter; set it to merged"
             )
         return self
 

@@ -60,6 +60,8 @@ class AdapterShape:
     def __init__(self, shape: ModelShape, lora: LoRAConfig) -> None:
         self._rank = lora.r
         self._num_layers = shape.num_layers
+        self._shape = shape
+        self._modules = lora.modules_to_save or []
         names = lora.target_modules
         self._targets = [
             linear
@@ -87,6 +89,28 @@ class AdapterShape:
                 outputs //= layout.tensor
             numbers += linear.count * self._rank * (inputs + outputs)
         return -(-numbers // layout.pipeline)
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether `modules_to_save` has the head, or the embedding that is the head."""
+        names = {name.rpartition(".")[2] for name in self._modules}
+        is_tied = self._shape.ties_embeddings and "embed_tokens" in names
+        return "lm_head" in names or is_tied
+
+    def modules_of_rank(self, layout: Layout) -> int:
+        """Return the numbers of `modules_to_save` on a rank that has them.
+
+        Embedding and head are counted; norms are too small to matter.
+
+        Args:
+            layout: Who shares the model.
+        """
+        shape = self._shape
+        tables = self.trains_head + any(
+            name.rpartition(".")[2] == "embed_tokens" for name in self._modules
+        )
+        num_tables = min(tables, 1) if shape.ties_embeddings else tables
+        return num_tables * shape.embedding_parameters // layout.tensor
 
     @property
     def saved_per_token(self) -> float:

@@ -185,6 +185,7 @@ class _Parts:
             apart += added
             # A scalar head is new, and learns as well.
             head = shape.head_parameters if shape.head != "lm" else 0
+            head += self._adapters.modules_of_rank(layout)
             self.trained = trained = added + head
         self.shard = -(-apart // layout.shards)
         self.trained_shard = -(-trained // layout.shards)
@@ -257,7 +258,9 @@ class _Parts:
         tokens *= self._layout.pipeline
         hidden = self._shape.hidden_size / self._layout.splits_of_hidden
         last = self._norm_bytes(hidden) * tokens
-        if self._adapters is not None and self._shape.head == "lm":
+        adapters = self._adapters
+        is_lm = self._shape.head == "lm"
+        if adapters is not None and is_lm and not adapters.trains_head:
             # The head's input is kept for the gradient of the head alone, which is
             # frozen here.
             last -= self._compute_bytes * hidden * tokens

@@ -142,7 +142,13 @@ class DTensorTrainingBackend(Traits):
                 frozen, weights, self.config, self._layout, trainable=False
             )
             frozen.eval()
-        self.model = RankModel(model, weights, self.config, self._layout)
+        self.model = RankModel(
+            model,
+            weights,
+            self.config,
+            self._layout,
+            keeps_base=self._base_is_reference,
+        )
         self._optimizer = build_optimizer(
             self.config.optimizer, self.model.trained, self.ranks.device
         )
@@ -293,8 +299,7 @@ class DTensorTrainingBackend(Traits):
     ) -> Tensor:
         """[B, S] log-probs of this shard; see `TrainingBackend.get_logprobs`."""
         if reference and self._base_is_reference:
-            assert self.model.adapters is not None
-            with self.model.adapters.off():
+            with self.model.base():
                 return self._logprobs_of(self.model, data, micro_batch_size)
         model = self._reference if reference else self.model
         if model is None:

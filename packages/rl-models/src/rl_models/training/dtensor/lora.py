@@ -26,6 +26,8 @@ from rl_distributed.errors import CheckpointError, ConfigError
 from rl_distributed.suggestion import did_you_mean
 from rl_models.errors import ModelLoadError
 from rl_models.lora_config import LoRAConfig
+from rl_models.training.dtensor.weight_source import place_adapters
+from rl_models.training.dtensor.whole_modules import train_modules
 from rl_models.weights.adapters import file_name, plain_name, with_adapter
 
 __all__ = ["Adapters"]
@@ -46,8 +48,8 @@ class Adapters:
         seed: Seed of `A`.
 
     Raises:
-        ConfigError: No layer has a name of `target_modules`, or peft takes it for
-            experts.
+        ConfigError: No layer has a name of `target_modules` or `modules_to_save`, or
+            peft takes it for experts.
         ModelLoadError: The folder of `adapter_path` is missing, damaged or of another
             model.
     """
@@ -76,13 +78,22 @@ class Adapters:
         # Forked, so that adapters do not shift the random numbers of training.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            inject_adapter_in_model(self._peft, model)
+            with place_adapters(model):
+                inject_adapter_in_model(self._peft, model)
         _check_experts(model, config, name)
         for path, parameter in model.named_parameters():
             # peft freezes everything but adapters; a new scalar head must learn as
             # well.
             if path.startswith(_HEADS):
                 parameter.requires_grad_(True)
+        self._modules = train_modules(model, config, name)
+        # Only what is saved: peft itself would put a trained copy beside each module,
+        # under names that are not the model's.
+        self._peft.modules_to_save = self._modules.paths or None
+        # Else peft unties what it loads.
+        self._peft.ensure_weight_tying = bool(self._modules.aliases)
+        self.given: dict[str, Tensor] = {}
+        """Whole parameters of `modules_to_save` in the folder of `adapter_path`."""
         if config.adapter_path is not None:
             self._load(model, Path(config.adapter_path).expanduser())
         self.keep_those_of(model)
@@ -90,6 +101,11 @@ class Adapters:
     def keep_those_of(self, model: nn.Module) -> None:
         """Forget the layers that a model does not have any more: other stages do."""
         self._layers = [m for m in model.modules() if isinstance(m, LoraLayer)]
+
+    @property
+    def modules(self) -> list[str]:
+        """Names of the parameters of `modules_to_save`."""
+        return self._modules.names
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -142,8 +158,11 @@ class Adapters:
         tensors = {
             file_name(name): value.detach().cpu().contiguous()
             for name, value in parts
-            if plain_name(name) is None
+            if plain_name(name) is None or name in self.modules
         }
+        for alias, name in self._modules.aliases.items():
+            # peft asks for both. A copy, since files have no shared tensors.
+            tensors[file_name(alias)] = tensors[file_name(name)].clone()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             save_file(tensors, folder / "adapter_model.safetensors")
@@ -161,10 +180,11 @@ class Adapters:
                 if name.endswith(_B):
                     parameter.zero_()
 
-    def _load(self, model: Any, folder: Path) -> None:
+    def _read(self, folder: Path) -> dict[str, Tensor]:
+        """Read an adapter's tensors, and check its settings."""
         try:
             saved = PeftConfig.from_pretrained(str(folder))
-            tensors = load_file(folder / "adapter_model.safetensors")
+            tensors: dict[str, Tensor] = load_file(folder / "adapter_model.safetensors")
         except (OSError, ValueError, SafetensorError, json.JSONDecodeError) as error:
             raise ModelLoadError(
                 f"policy.lora.adapter_path: cannot read an adapter from {folder}: "
@@ -179,26 +199,42 @@ class Adapters:
                     f"policy.lora does not fit the adapter in {folder}: its {field} is "
                     f"{found}, and the settings mean {wanted}; change policy.lora"
                 )
+        return tensors
+
+    def _load(self, model: Any, folder: Path) -> None:
+        tensors = self._read(folder)
         own = {
             file_name(name): parameter
             for name, parameter in model.named_parameters()
             if plain_name(name) is None
         }
-        odd = sorted(own.keys() ^ tensors.keys())
+        # An adapter trained without these modules has none of them: they begin as those
+        # of the model.
+        modules = {file_name(name): name for name in self.modules}
+        optional = modules.keys() | {file_name(name) for name in self._modules.aliases}
+        odd = sorted((own.keys() ^ tensors.keys()) - optional)
         if odd:
             raise ModelLoadError(
                 f"the adapter in {folder} does not fit {self._model_name} with "
-                f"policy.lora.target_modules: {odd[0]} is only in one of the two"
+                "policy.lora.target_modules and modules_to_save: "
+                f"{odd[0]} is only in one of the two"
             )
+        # Their parameters have no memory yet, or are read from the model later.
+        self.given = {
+            modules[key]: tensors[key] for key in modules.keys() & tensors.keys()
+        }
+        whole = dict(model.named_parameters())
+        own |= {key: whole[name] for key, name in modules.items() if name in self.given}
+        for key, parameter in own.items():
+            if parameter.shape != tensors[key].shape:
+                raise ModelLoadError(
+                    f"the adapter in {folder} does not fit {self._model_name}: "
+                    f"{key} has shape {list(tensors[key].shape)}, and "
+                    f"{list(parameter.shape)} is needed"
+                )
         with torch.no_grad():
-            for key, parameter in own.items():
-                if parameter.shape != tensors[key].shape:
-                    raise ModelLoadError(
-                        f"the adapter in {folder} does not fit {self._model_name}: "
-                        f"{key} has shape {list(tensors[key].shape)}, and "
-                        f"{list(parameter.shape)} is needed"
-                    )
-                parameter.copy_(tensors[key])
+            for key in own.keys() - modules.keys():
+                own[key].copy_(tensors[key])
 
 
 def _divisor(config: LoRAConfig) -> float:

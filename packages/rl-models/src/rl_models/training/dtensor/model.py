@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Set
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -58,7 +58,6 @@ from rl_models.training.dtensor.weight_source import (
     fill_for_probe,
     move,
     open_model,
-    place_adapters,
 )
 from rl_models.weights.adapters import plain_name
 
@@ -131,6 +130,7 @@ class RankModel:
         config: The policy's config.
         layout: The place of this rank among all.
         trainable: False for a frozen copy.
+        keeps_base: Whether `base` is asked for, with adapters.
 
     Raises:
         UnsupportedModelError: The layout has ranks that share layers or tokens, and
@@ -145,6 +145,7 @@ class RankModel:
         layout: Layout,
         *,
         trainable: bool = True,
+        keeps_base: bool = False,
     ) -> None:
         ranks = layout.ranks
         self.module = model
@@ -172,8 +173,7 @@ class RankModel:
         self.adapters: Adapters | None = None
         """Trained in place of the weights, which are then frozen."""
         if config.lora is not None and trainable:
-            with place_adapters(model):
-                self.adapters = _adapters(model, config)
+            self.adapters = _adapters(model, config)
             self.shares_prefixes = self.shares_prefixes and not config.lora.dropout
         self.base_is_given = True
         """Whether frozen weights are those of `policy.model_name`."""
@@ -213,6 +213,10 @@ class RankModel:
         """
         if weights is not None:
             self._fill(weights)
+        self._keeps_base = keeps_base
+        self._base_modules: dict[str, Tensor] = {}
+        self._keep_base_modules()
+        self._fill_given()
 
     def _place(self, config: PolicyConfig) -> None:
         """Keep this rank's layers, and shard them over the ranks with other tokens."""
@@ -363,6 +367,48 @@ class RankModel:
             # New weights are a new base, for which the adapters were not trained.
             self.adapters.reset(self.parameters)
             self.base_is_given = False
+            self._keep_base_modules()
+
+    @torch.no_grad()
+    def _keep_base_modules(self) -> None:
+        """Copy what is trained whole beside adapters, if the base is asked for."""
+        if self.adapters is not None and self._keeps_base:
+            self._base_modules = {
+                name: local_part(self.parameters[name]).clone()
+                for name in self.adapters.modules
+                if name in self.parameters
+            }
+
+    @torch.no_grad()
+    def _fill_given(self) -> None:
+        """Load what an adapter's folder has of modules that are trained whole."""
+        given = {} if self.adapters is None else self.adapters.given
+        for name, whole in given.items():
+            if name in self.parameters:
+                part = whole[self.box(name).slices]
+                local_part(self.parameters[name]).copy_(part)
+
+    @contextmanager
+    def base(self) -> Iterator[None]:
+        """Compute with the base alone, without what is trained."""
+        assert self.adapters is not None
+        trained = {
+            name: local_part(self.parameters[name].detach()).clone()
+            for name in self._base_modules
+        }
+        self._write_parts(self._base_modules)
+        try:
+            with self.adapters.off():
+                yield
+        finally:
+            self._write_parts(trained)
+
+    @torch.no_grad()
+    def _write_parts(self, parts: Mapping[str, Tensor]) -> None:
+        if parts:
+            self.free_gathered()
+        for name, part in parts.items():
+            local_part(self.parameters[name]).copy_(part)
 
     @torch.no_grad()
     def _fill(self, weights: WeightSource) -> None:
