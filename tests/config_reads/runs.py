@@ -222,7 +222,6 @@ def judge_one_by_one() -> None:
         "calculator": {"answer": "2"},
         "math": {"answer": "2"},
         "retrieval": {"answer": "2"},
-        "math_format": {},
         "code": {"test_list": ["assert f(1) == 2"]},
         "code_interpreter": {"answer": "2"},
     }.items():
@@ -238,6 +237,7 @@ def judge_one_by_one() -> None:
         environment.shutdown()
         parts.append({"name": world, "weight": 0.5})
     create_env("multi_reward", {"parts": parts}).shutdown()
+    create_env("math_format").step([_answered(r"\boxed{2}")], [{}])
     columns = {"answer": "sum"}
     watched = {"name": "arithmetic"}
     watched = {"environment": watched, "check": {**watched, "columns": columns}}
