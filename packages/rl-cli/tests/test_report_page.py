@@ -5,6 +5,8 @@ from __future__ import annotations
 import html.parser
 import json
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -382,6 +384,25 @@ def test_every_text_has_contrast_and_every_control_the_focus(
             assert all(reached[number] for number in wanted), view
 
 
+@NEEDS_BROWSER
+def test_the_pictures_of_the_guide_can_be_drawn(
+    make_run: MakeRun, tmp_path: Path
+) -> None:
+    root = Path(__file__).parents[3]
+    run = make_run(samples=answers(2, 3), rollouts=groups(2))
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    subprocess.run(
+        [sys.executable, root / "tools" / "report_picture.py", run, "--to", pictures],
+        check=True, timeout=240,
+    )  # fmt: skip
+    drawn = {path.name for path in pictures.iterdir()}
+    # Each is another picture, so that each view, and the dark, was drawn.
+    assert len({path.read_bytes() for path in pictures.iterdir()}) == len(drawn) == 7
+    guide = (root / "docs" / "guides" / "see-a-run.md").read_text()
+    assert set(re.findall(r"assets/([\w-]+\.png)", guide)) == drawn
+
+
 # Numbers the controls that can be seen; of radio buttons and tabs, one takes the focus.
 CONTROLS = """(() => {
   const kinds = "a[href], button, input, select, summary, [tabindex='0']";
@@ -415,17 +436,13 @@ POOR_TEXTS = """(() => {
   };
   const poor = [];
   let checked = 0;
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    const e = walk.currentNode.parentElement;
-    const text = walk.currentNode.data.trim();
-    if (!text || !e.checkVisibility() || e.closest("script, [disabled]")) continue;
+  const check = (e, text, part) => {
     const chain = [];
     for (let up = e; up; up = up.parentElement) chain.unshift(up);
     let ground = [255, 255, 255];
     for (const up of chain)
       ground = over(rgba(getComputedStyle(up).backgroundColor), ground);
-    const style = getComputedStyle(e), colour = over(rgba(style.color), ground);
+    const style = getComputedStyle(e, part), colour = over(rgba(style.color), ground);
     const [dark, bright] = [light(colour), light(ground)].sort((x, y) => x - y);
     const ratio = (bright + 0.05) / (dark + 0.05);
     const size = parseFloat(style.fontSize);
@@ -433,7 +450,14 @@ POOR_TEXTS = """(() => {
     checked += 1;
     if (ratio < (large ? 3 : 4.5))
       poor.push(`${e.tagName} ${text.slice(0, 30)}: ${ratio.toFixed(2)}`);
+  };
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const e = walk.currentNode.parentElement, text = walk.currentNode.data.trim();
+    if (text && e.checkVisibility() && !e.closest("script, [disabled]")) check(e, text);
   }
+  for (const e of document.querySelectorAll("[placeholder]"))
+    if (e.checkVisibility()) check(e, e.placeholder, "::placeholder");
   return {checked, poor: [...new Set(poor)]};
 })()"""
 CONTRASTS = """(() => {
