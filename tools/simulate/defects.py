@@ -398,7 +398,7 @@ def _drop_without_report() -> list[Patch]:
         kept = [a for a in state.actions if not isinstance(a, act.DropGroup)]
         state.actions[:] = kept
 
-    return [(sampling, "drop_group", drop_group), (training, "drop_group", drop_group)]
+    return [(sampling, "drop_group", drop_group), (drops, "drop_group", drop_group)]
 
 
 @_defect("workers go on with answers of groups that were dropped")

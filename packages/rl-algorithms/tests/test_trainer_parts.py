@@ -17,9 +17,9 @@ from rl_algorithms.evaluation.config import EvalConfig
 from rl_algorithms.ppo.config import PPOConfig
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
 from rl_algorithms.trainers.run.figures import Figures
-from rl_algorithms.trainers.run.folder import find_resume
 from rl_algorithms.trainers.run.history import History, metric_name
 from rl_algorithms.trainers.run.result import TrainResult
+from rl_algorithms.trainers.run.resume import find_resume
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.schedule import (

@@ -222,7 +222,7 @@ def test_without_bubblewrap_the_reason_is_given(
 ) -> None:
     """The zygote searches a fixed path: run a copy of it that searches nothing."""
     folder = Path(commands_module.__file__).parent
-    for name in ("zygote", "commands", "child", "layers", "syscall_filters"):
+    for name in ("zygote", "commands", "child", "confinement", "syscall_filters"):
         text = (folder / f"{name}.py").read_text()
         if name == "commands":
             text = text.replace('"/usr/local/bin:/usr/bin:/bin"', '"/nowhere"')

@@ -25,8 +25,8 @@ from rl_models.checkpoint.model_folder import check_model_folder
 
 if TYPE_CHECKING:
     from rl_algorithms.trainers.base import BaseTrainer
-    from rl_algorithms.trainers.run.folder import Resume
     from rl_algorithms.trainers.run.result import TrainResult
+    from rl_algorithms.trainers.run.resume import Resume
     from rl_envs.interfaces import EnvironmentInterface
     from rl_envs.rewards.lists import RewardFns
 

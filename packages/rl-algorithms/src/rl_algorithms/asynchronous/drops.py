@@ -7,7 +7,7 @@ from rl_algorithms.asynchronous.deadlines import Wait
 from rl_algorithms.asynchronous.groups import AnswerPhase, Group
 from rl_algorithms.asynchronous.state import RunState
 
-__all__ = ["drop_group", "release_all", "stop_tasks"]
+__all__ = ["drop_group", "drop_too_old", "release_all", "stop_tasks"]
 
 
 def drop_group(state: RunState, group: Group, reason: str) -> None:
@@ -31,6 +31,18 @@ def drop_group(state: RunState, group: Group, reason: str) -> None:
                 f"max_drops_in_row={state.settings.max_drops_in_row}; the last one, "
                 f"prompt {group.number}, because: {reason}"
             )
+        )
+
+
+def drop_too_old(state: RunState) -> None:
+    """Drop the groups that no later step can train on within the staleness limit."""
+    for group in state.buffer.too_old(state.step):
+        drop_group(
+            state,
+            group,
+            f"its oldest token has version {group.oldest_version}, and no step "
+            f"from {state.step} on has a place for it within "
+            f"max_staleness={state.settings.max_staleness}",
         )
 
 

@@ -14,7 +14,7 @@ from rl_algorithms.asynchronous.actions import (
 )
 from rl_algorithms.asynchronous.checkpoint_state import restore, to_dict
 from rl_algorithms.asynchronous.deadlines import Wait
-from rl_algorithms.asynchronous.drops import drop_group, release_all, stop_tasks
+from rl_algorithms.asynchronous.drops import drop_too_old, release_all, stop_tasks
 from rl_algorithms.asynchronous.events import (
     CheckpointSaved,
     StepTrained,
@@ -49,7 +49,7 @@ class Training:
         trainer = state.workers[TRAINER]
         if trainer.phase is not WorkerPhase.READY or state.in_training or state.saving:
             return
-        self._drop_too_old()
+        drop_too_old(state)
         if state.end is not None:
             return
         over = state.over
@@ -60,17 +60,6 @@ class Training:
             state.finish(Finish(state.step, over))
         else:
             self._train(trainer.incarnation)
-
-    def _drop_too_old(self) -> None:
-        state = self._state
-        for group in state.buffer.too_old(state.step):
-            drop_group(
-                state,
-                group,
-                f"its oldest token has version {group.oldest_version}, and no step "
-                f"from {state.step} on has a place for it within "
-                f"max_staleness={state.settings.max_staleness}",
-            )
 
     def _save_is_due(self, over: str | None) -> bool:
         state = self._state

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms.trainers.run.folder import CHECKPOINTS
+from rl_algorithms.trainers.run.resume import CHECKPOINTS
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.config import load_config
 from rl_distributed.errors import ConfigError

@@ -9,8 +9,8 @@ from typing import Any
 
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.callbacks import Callback
-from rl_algorithms.trainers.run.folder import Resume
 from rl_algorithms.trainers.run.result import TrainResult
+from rl_algorithms.trainers.run.resume import Resume
 from rl_algorithms.trainers.running_trainer import RunningTrainer
 
 __all__ = ["check_trainer", "weights_digest"]

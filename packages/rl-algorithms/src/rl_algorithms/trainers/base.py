@@ -17,8 +17,8 @@ from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.callbacks import Callback
 from rl_algorithms.trainers.progress import ProgressDisplay, showing
-from rl_algorithms.trainers.run.folder import Resume
 from rl_algorithms.trainers.run.result import TrainResult
+from rl_algorithms.trainers.run.resume import Resume
 from rl_algorithms.trainers.sampling.validation import ValidationResult
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.settings.custom_config import CustomConfig

@@ -19,13 +19,13 @@ from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.callbacks import RunHooks, with_plain_names
 from rl_algorithms.trainers.outputs import RunOutputs
-from rl_algorithms.trainers.recovery import Recovery
 from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.run_control import RunControl
 from rl_algorithms.trainers.sampling.validation import validate_parts
 from rl_algorithms.trainers.schedule import RunPlan
 from rl_algorithms.trainers.setup.own_policy import OwnPolicy
 from rl_algorithms.trainers.step_tools import StepTools
+from rl_algorithms.trainers.worker_recovery import Recovery
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.logs.logging import get_logger, log_context
 from rl_distributed.metrics import to_floats

@@ -32,10 +32,10 @@ from rl_algorithms.trainers.live_config import LiveConfig
 from rl_algorithms.trainers.loop import TrainingLoop
 from rl_algorithms.trainers.outputs import RunOutputs
 from rl_algorithms.trainers.run.cluster_loss import cluster_lost_error
-from rl_algorithms.trainers.run.folder import Resume, RunPlace
 from rl_algorithms.trainers.run.history import History
 from rl_algorithms.trainers.run.record import write_run_record
 from rl_algorithms.trainers.run.result import TrainResult
+from rl_algorithms.trainers.run.resume import Resume, RunPlace
 from rl_algorithms.trainers.run.signals import Interrupted, SignalGuard
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.run.throughput import Throughput

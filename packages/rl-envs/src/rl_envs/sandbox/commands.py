@@ -25,7 +25,7 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import child  # type: ignore[import-not-found,unused-ignore]
-import layers  # type: ignore[import-not-found,unused-ignore]
+import confinement  # type: ignore[import-not-found,unused-ignore]
 import syscall_filters  # type: ignore[import-not-found,unused-ignore]
 
 __all__ = ["CommandRunner"]
@@ -58,7 +58,7 @@ class CommandRunner:
         self._bwrap = shutil.which("bwrap", path=_SEARCHED)
         # What bwrap leaves is this process's to wait for, as the first process of a
         # container may wait for nobody.
-        layers.prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
+        confinement.prctl(_PR_SET_CHILD_SUBREAPER, 1, "PR_SET_CHILD_SUBREAPER")
 
     def run(self, request: dict[str, Any]) -> dict[str, Any]:
         """Run one command; return the fields of its `SandboxResult`."""
@@ -117,21 +117,21 @@ class CommandRunner:
         """Turn this process, a fork, into bwrap; it does not return."""
         try:
             os.setsid()
-            layers.enter_namespaces(
+            confinement.enter_namespaces(
                 self._scratch,
                 request["scratch_bytes"],
                 self._uid,
                 network=False,
                 executable=True,
             )
-            layers.drop_uid(self._uid)
+            confinement.drop_uid(self._uid)
             # Dropping the uid clears it, so it comes after.
-            layers.end_with_parent(parent)
+            confinement.end_with_parent(parent)
             os.chdir(self._scratch)
             for name, data in request["files"].items():
                 _write_file(name, base64.b64decode(data))
             os.chdir("/")
-            layers.set_command_limits(
+            confinement.set_command_limits(
                 request["memory_bytes"],
                 int(request["time_s"]) + 2,
                 request["scratch_bytes"],

@@ -1,7 +1,7 @@
 """`SandboxPool`: runs a model's programs in confined, freshly forked processes.
 
 ```
-run --a free slot--> zygote.py (own uid) --fork, layers.py--> a Python program
+run --a free slot--> zygote.py (own uid) --fork, confinement.py--> a Python program
                                          --fork, commands.py--> bwrap --> any command
         no reply in time, or the zygote dies: status "sandbox", a new zygote takes over
 ```

@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import child  # type: ignore[import-not-found,unused-ignore]
 import commands  # type: ignore[import-not-found,unused-ignore]
-import layers  # type: ignore[import-not-found,unused-ignore]
+import confinement  # type: ignore[import-not-found,unused-ignore]
 import syscall_filters  # type: ignore[import-not-found,unused-ignore]
 
 _LEVELS = ("seccomp", "landlock", "namespaces")
@@ -123,19 +123,19 @@ class _Zygote:
         os.setsid()
         namespaces = self.level == "namespaces"
         if namespaces:
-            layers.enter_namespaces(
+            confinement.enter_namespaces(
                 self.scratch, request["scratch_bytes"], self.uid, self.network
             )
         # Before dropping the uid: Python may live in a home that only root may enter.
         rules = None
         if self.level != "seccomp":
             writable = self.scratch if namespaces else None
-            rules = layers.make_file_rules(self.readable, writable)
-        layers.drop_uid(self.uid)
+            rules = confinement.make_file_rules(self.readable, writable)
+        confinement.drop_uid(self.uid)
         # Changing the uid clears the death signal, so set it afterwards.
-        layers.end_with_parent(parent)
+        confinement.end_with_parent(parent)
         os.chdir(self.scratch if namespaces else "/")
-        layers.set_limits(
+        confinement.set_limits(
             request["memory_bytes"],
             # A backstop only: the zygote enforces the wall-clock limit.
             int(request["time_s"]) + 2,
@@ -143,9 +143,9 @@ class _Zygote:
             threads=self.is_root,
         )
         if rules is not None:
-            layers.confine_files(rules)
+            confinement.confine_files(rules)
         # Last, because the layers above need calls that it forbids.
-        layers.confine_syscalls(
+        confinement.confine_syscalls(
             syscall_filters.program_filter(os.getpid(), writable=namespaces)
         )
 
