@@ -5,7 +5,8 @@ v + max_staleness. No sampled group is wasted as long as full steps, one after a
 can train on all of them in time: sorted by their last possible step, the i-th group
 (from 0) fits if that step is at least the next step plus i // num_prompts_per_step. A
 prompt is admitted, and a step begins, only if that still holds afterwards. The run
-therefore waits for a slow group and never has to throw it away.
+therefore waits for a slow group and never has to throw it away. Only a run that was
+resumed with a lower limit or fewer prompts per step drops groups, in `drops`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Filters of system calls, as seccomp takes them.
+"""Filters of system calls, as seccomp takes them; `confinement` installs them.
 
 Only the standard library is imported: the zygote, a script of its own, uses this file.
 """
