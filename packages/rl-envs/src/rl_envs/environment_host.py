@@ -103,6 +103,8 @@ class EnvironmentHost:
         wait_s: float,
     ) -> AgentPoll:
         """Begin and cancel jobs of agents, and return those that have ended."""
+        # Only called for environments whose abilities include agents; the interface has
+        # no such method.
         environment: Any = self._environment
         found: AgentPoll = environment.poll_agents(begin, cancel, wait_s)
         return found

@@ -249,6 +249,7 @@ class EnvironmentWorkers:
                 values[outcome.rank] = outcome.value
             else:
                 errors[outcome.rank] = outcome.error
+        # Sorted, so that messages name workers in the same order whoever replied first.
         return values, dict(sorted(errors.items()))
 
     def _named(

@@ -32,6 +32,7 @@ def join_returns(
     if any(part.answers is not None for part in parts):
         answers = []
         for part in parts:
+            # Answers are optional per chunk, but a column must have one entry per row.
             answers.extend(part.answers or [None] * len(part.terminateds))
     return EnvironmentReturn(
         observations=[row for part in parts for row in part.observations],

@@ -81,6 +81,8 @@ class LimitedCalls:
         # One call at a time, as each process serves one thread; a process that waits
         # for its next request costs nothing.
         with self._one_call:
+            # Shared by all threads: a slow request holds up one process, not a fixed
+            # share of the rest.
             left = iter(range(len(requests)))
             processes = self._processes[: len(requests)]
             taking = threading.Lock()
@@ -171,11 +173,13 @@ class _Process:
             [sys.executable, "-P", str(self._server.script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            # Nobody reads it: a full pipe would block the process.
             stderr=subprocess.DEVNULL,
             env={**os.environ, **self._server.variables},
         )
         reply = self._read(_START_S)
         if reply is None:
+            # Before it is killed, as the exit code of a crash says more.
             code = self._process.poll()
             self.end()
             raise DeadlineExceededError(
@@ -191,6 +195,8 @@ class _Process:
             )
 
     def end(self) -> None:
+        # What is unread belongs to the old process, and would be taken for a reply of
+        # the next.
         process, self._process, self._unread = self._process, None, b""
         if process is None:
             return

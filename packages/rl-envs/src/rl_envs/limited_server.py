@@ -59,6 +59,7 @@ def serve(
         replies.flush()
 
     try:
+        # Importing takes longer than a request may, so it happens before the first one.
         answer(example)
     except ImportError as error:
         say({"cannot_start": str(error)})

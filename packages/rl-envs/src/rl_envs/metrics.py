@@ -31,6 +31,7 @@ def calculate_pass_rate_per_prompt(
     keys: list[Any] = []
     if is_array(prompts):
         rows = to_numpy(prompts).tolist()
+        # Lists of tokens cannot be keys.
         keys = [tuple(row) if isinstance(row, list) else row for row in rows]
     else:
         keys = list(prompts)

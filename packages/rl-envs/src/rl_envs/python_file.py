@@ -46,6 +46,7 @@ def load_from_file(file: str | Path, name: str, *, kind: str, thing: str) -> Any
     found = getattr(module, name, None)
     if callable(found):
         return found
+    # Only what the file itself defines: its imports would make poor suggestions.
     own = [
         key
         for key, value in vars(module).items()
@@ -83,10 +84,12 @@ def load_module(name: str, file: str | Path, *, kind: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
+        # A half-run module must not be found by a later import.
         del sys.modules[name]
         raise PythonFileError(
             f"the {kind} file {path} cannot be run: {type(error).__name__}: {error}"
         ) from error
+    # Absolute, as another process may run in another folder.
     _loaded[name] = str(path.resolve())
     return module
 

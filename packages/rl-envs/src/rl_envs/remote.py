@@ -130,6 +130,8 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             WorkerStartError: A dead worker could not be replaced.
             DeadlineExceededError: A worker did not reply in time.
         """
+        # Checked here, since chunks of unequal lists would fail in a worker with a
+        # message about the chunk.
         num_rows(message_log_batch, metadata)
         logs = [log_as_text(log) for log in message_log_batch]
         joined = join_returns(self._call_in_chunks("step", logs, list(metadata)))
@@ -177,6 +179,8 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
                 # Worker i got every size-th row from i on; undo that.
                 for place, reason in answer.items():
                     found[first + index + place * size] = reason
+        # Workers reply for interleaved rows, but readers expect the order of the data
+        # set.
         return dict(sorted(found.items()))
 
     def tool_schemas(self) -> list[dict[str, Any]]:

@@ -55,6 +55,7 @@ def stable_fraction(key: str, *, salt: str = "") -> float:
 
 def split_of(key: str, *, held_out_fraction: float, salt: str = "") -> Split:
     """Return the split that a task with this key belongs to."""
+    # Salted by the world, so that equal keys of two worlds are split independently.
     below = stable_fraction(key, salt=salt) < held_out_fraction
     return Split.HELD_OUT if below else Split.TRAIN
 

@@ -70,9 +70,12 @@ class FileAgentConfig(AgentConfig):
     @field_validator("file")
     @classmethod
     def _find_module(cls, value: str | None) -> str | None:
+        # An existing file of that name wins over a module.
         if value is None or not _MODULE.fullmatch(value) or Path(value).exists():
             return value
         try:
+            # Looks for the parents by importing them, hence the error for a missing
+            # one.
             spec = find_spec(value)
         except ModuleNotFoundError:
             spec = None

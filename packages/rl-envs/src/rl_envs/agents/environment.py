@@ -84,6 +84,8 @@ class AgentEnvironment(EnvironmentInterface[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Travel to another process without what runs here."""
+        # Threads, locks and open connections cannot be pickled, and the set of reached
+        # addresses holds for one machine only.
         state = dict(self.__dict__)
         for name in ("_starting", "_runner", "_reached", "_process"):
             state.pop(name, None)
@@ -130,6 +132,8 @@ class AgentEnvironment(EnvironmentInterface[Any]):
                 self._runner = AgentRunner(
                     self._run_agent(), self._read_reward(), self._config
                 )
+        # Before any job starts: an agent would report it as an error of each task
+        # instead.
         for job in begin:
             self._check_reach(job.base_url)
         runner = self._runner
@@ -144,6 +148,7 @@ class AgentEnvironment(EnvironmentInterface[Any]):
         address = urlsplit(base_url)
         try:
             host, port = address.hostname or "", address.port or 80
+            # A connection is enough: whether the key is right, the first request shows.
             socket.create_connection((host, port), _CONNECT_S).close()
         except OSError as error:
             raise AgentSetupError(
@@ -169,12 +174,15 @@ class AgentEnvironment(EnvironmentInterface[Any]):
                 "asks for them: train with an algorithm that samples, or use a reward "
                 "function to judge answers that are there"
             )
+        # The contract of environments allows an empty batch.
         empty = np.zeros(0, np.float32)
         return EnvironmentReturn([], [], [], empty, empty.astype(bool), None)
 
     def shutdown(self) -> None:
         """End all agents."""
         with self._starting:
+            # Taken under the lock and closed outside it, as closing waits for the
+            # agents.
             runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
@@ -205,6 +213,7 @@ class FileAgent(AgentEnvironment):
                 )
             )
         self._begin(config)
+        # Now, so that a broken file fails at the start instead of in the first task.
         if config.file is not None:
             self._run_agent()
 
@@ -246,6 +255,7 @@ def _judged(judge: FileReward, task: AgentTask, value: Any) -> AgentReward:
             "with env.settings.reward_file the agent must return the text to score: "
             f"got {type(value).__name__} {value!r:.60}"
         )
+    # As a conversation: the function is called as it is for any other environment.
     log = [*task.messages, {"role": "assistant", "content": value}]
     scores = judge.step([log], [dict(task.columns)]).rewards
     if isinstance(scores, Mapping):

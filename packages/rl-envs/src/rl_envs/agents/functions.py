@@ -48,6 +48,8 @@ def make_agent(function: Callable[..., Any]) -> RunAgent:
         AgentSetupError: Its parameters cannot be filled, or `openai` is not installed.
     """
     wants_client = _wants_client(function)
+    # An object is called by its class's `__call__`, which is what may be a coroutine
+    # function.
     call = function if inspect.isroutine(function) else type(function).__call__
     is_async = inspect.iscoroutinefunction(call)
     clients = _Clients(is_async=is_async) if wants_client else None
@@ -60,6 +62,7 @@ def make_agent(function: Callable[..., Any]) -> RunAgent:
         if is_async:
             return await function(task, **given)
         found = await _in_a_thread(lambda: function(task, **given))
+        # A plain function may still return a coroutine, such as one behind a decorator.
         return await found if inspect.isawaitable(found) else found
 
     return run
@@ -72,6 +75,7 @@ def _wants_client(function: Callable[..., Any]) -> bool:
         raise AgentSetupError(
             f"the agent {function!r} cannot be called: {error}"
         ) from error
+    # The first parameter is the task, whatever it is called.
     names = {parameter.name for parameter in parameters[1:]}
     needed = {p.name for p in parameters[1:] if p.default is inspect.Parameter.empty}
     if "client" in names and needed <= {"client"}:
@@ -93,6 +97,7 @@ async def _in_a_thread(work: Callable[[], Any]) -> Any:
     future: asyncio.Future[Any] = loop.create_future()
 
     def settle(value: Any, error: BaseException | None) -> None:
+        # The task was cancelled at its limit while the thread went on.
         if future.done():
             return
         if error is None:
@@ -108,6 +113,7 @@ async def _in_a_thread(work: Callable[[], Any]) -> Any:
             error = raised
         if isinstance(error, StopIteration):  # a future takes none
             error = RuntimeError("the agent raised StopIteration")
+        # The environment may have been shut down while the agent was blocked.
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, value, error)
 

@@ -46,6 +46,7 @@ class ProgramOutput:
         self.check()
         lines = self.text.strip().splitlines()
         try:
+            # No line at all is handled as a line that is no number.
             return float(lines[-1]) if lines else float("x")
         except ValueError:
             said = f"got {lines[-1]!r:.80}" if lines else "it wrote nothing"
@@ -123,6 +124,7 @@ async def _finished(process: asyncio.subprocess.Process, given: bytes) -> Progra
         process.stdin.write(given)
         await process.stdin.drain()
     process.stdin.close()
+    # Both at once: a program blocks once a pipe that nobody reads is full.
     text, errors = await asyncio.gather(_tail(process.stdout), _tail(process.stderr))
     return ProgramOutput(await process.wait(), text, errors[-_TAIL:])
 
@@ -130,6 +132,7 @@ async def _finished(process: asyncio.subprocess.Process, given: bytes) -> Progra
 async def _tail(stream: asyncio.StreamReader | None) -> str:
     kept = b""
     while stream is not None and (part := await stream.read(1 << 16)):
+        # The end is kept, because the reward stands in the last line.
         kept = (kept + part)[-_MOST_BYTES:]
     return kept.decode(errors="replace")
 
@@ -137,7 +140,11 @@ async def _tail(stream: asyncio.StreamReader | None) -> str:
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End the program and everything that it has started and left."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
+        # The group, after a normal end as well: children may have been left running.
+        # Its number is the program's, which leads the session.
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(TimeoutError):
+        # A process in disk wait does not react to the signal; do not wait for it for
+        # ever.
         async with asyncio.timeout(_GONE_S):
             await process.wait()

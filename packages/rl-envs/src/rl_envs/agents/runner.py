@@ -54,6 +54,7 @@ class AgentRunner:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(config.max_at_once)
         self._loop = asyncio.new_event_loop()
+        # A thread of its own, as `finished` blocks its caller while agents go on.
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="agents", daemon=True
         )
@@ -86,7 +87,9 @@ class AgentRunner:
             return
         self._do(self._cancel(list(self._tasks)))
         self._loop.call_soon_threadsafe(self._loop.stop)
+        # An agent may block the loop; its thread is a daemon and ends with the process.
         self._thread.join(_CLOSE_S)
+        # A loop that still runs cannot be closed.
         if not self._thread.is_alive():
             self._loop.close()
 
@@ -109,6 +112,7 @@ class AgentRunner:
             self._tasks[job.number] = asyncio.create_task(self._run(job))
 
     async def _cancel(self, numbers: Sequence[int]) -> None:
+        # A job may have ended before the request to cancel it arrived.
         tasks = [self._tasks.pop(n) for n in numbers if n in self._tasks]
         for task in tasks:
             task.cancel()
@@ -130,9 +134,11 @@ class AgentRunner:
             async with limit:
                 value = await self._agent(task, job.base_url, job.api_key)
                 reward = await self._reward(task, value)
+        # Cancelled from outside: nobody waits for a result.
         except asyncio.CancelledError:
             raise
         except BaseException as error:
+            # The agent itself may raise TimeoutError, which is its own error.
             if isinstance(error, TimeoutError) and limit.expired():
                 said = f"the agent did not end within {limit_s:g} s (time_limit_s)"
                 return AgentResult(job.number, "limit", error=said)
@@ -144,7 +150,9 @@ def _told(error: BaseException) -> str:
     """Return an exception with the place in the agent that raised it."""
     if isinstance(error, AgentError):
         return str(error)
+    # Without the heading, and without the exception, which begins the message.
     lines = traceback.format_exception(error)[1:-1]
+    # The user's frames only: those of this package say nothing about the mistake.
     own = [line for line in lines if "/rl_envs/agents/" not in line]
     last = "".join(own[-_SHOWN_LINES:])
     return f"{type(error).__name__}: {error}" + (f"\n{last}" if last else "")

@@ -90,6 +90,7 @@ class AgentJob:
     columns: Mapping[str, Any]
     base_url: str
     """Address of the model."""
+    # A job may be shown in a log or an error, where a key must not appear.
     api_key: str = field(repr=False)
     """Key of this task."""
 

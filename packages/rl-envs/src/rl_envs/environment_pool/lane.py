@@ -222,6 +222,8 @@ class Lane:
         found = self._queue.get()
         rows: list[_Row] = []
         while found is not None:
+            # From here on the caller can no longer cancel it, so its result can be set
+            # safely.
             if found.result.set_running_or_notify_cancel():
                 rows.append(found)
             else:
@@ -241,6 +243,8 @@ class Lane:
 
     def _judge(self, rows: Sequence[_Row]) -> None:
         """Score rows together; if that fails, alone, as one row may be at fault."""
+        # Once only: a retry of the whole call would again fail for all if one row is at
+        # fault.
         if len(rows) > 1 and self._try(rows, Retry(1)) is None:
             return
         for row in rows:
@@ -280,6 +284,7 @@ class Lane:
 
     def _fail(self, row: _Row, error: BaseException) -> None:
         """Set an error on a row, unless it already has a result."""
+        # Its slot was freed together with that result, and must not be freed twice.
         if row.result.done() and not row.result.cancelled():
             return
         self.slots.give()

@@ -70,6 +70,7 @@ class EnvironmentPool:
         self._lanes: dict[str, Lane] = {}
         # If one lane fails to start, stop the processes of those before it.
         with ExitStack() as undo:
+            # Registered before the first start, and dropped once all lanes are up.
             undo.callback(self.close)
             for name, spec in specs.items():
                 lane_config = own.get(name, config or LaneConfig())
@@ -134,6 +135,7 @@ class EnvironmentPool:
         try:
             await asyncio.wrap_future(ticket)
         except asyncio.CancelledError:
+            # The slot may be granted in this very moment, and would then be lost.
             lane.slots.abandon(ticket)
             raise
         return await asyncio.wrap_future(lane.put(log_as_text(message_log), metadata))

@@ -61,6 +61,7 @@ class Slots:
 
     def abandon(self, ticket: Future[None]) -> None:
         """Give up a ticket; free its slot if it was granted in the meantime."""
+        # It can no longer be cancelled: it was granted meanwhile, or failed at `close`.
         if not ticket.cancel() and ticket.exception() is None:
             self.give()
 

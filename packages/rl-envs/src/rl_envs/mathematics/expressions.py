@@ -79,6 +79,7 @@ class ExpressionReader(FactorReader):
         if token.kind == "words":
             return False
         if token.kind == "sign":
+            # A bar opens only outside of bars: inside, it closes them.
             return token.text in ("(", "{") or (token.text == "|" and not self.bars)
         if token.kind == "command":
             name = token.text[1:]

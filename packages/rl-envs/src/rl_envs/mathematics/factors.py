@@ -151,6 +151,7 @@ class FactorReader(TokenReader):
             return self._symbol(f"{name} {self.raw_group()}")
         # `\angle ABC` and `\overline AB` name objects by a few letters.
         letters = ""
+        # Four at most, as in a quadrilateral; further letters are variables again.
         while self.peek().kind in ("letter", "words") and len(letters) < len("ABCD"):
             letters += self.take().text
         if not letters:
@@ -195,6 +196,7 @@ class FactorReader(TokenReader):
             arguments.append(base)
         try:
             value = FUNCTIONS[name](*arguments)
+        # A wrong number of arguments, or one outside the function's domain.
         except (TypeError, ValueError, sympy.PolynomialError) as error:
             raise Unreadable(f"{name} does not take its arguments") from error
         return value if power is None else value**power
@@ -245,6 +247,7 @@ class FactorReader(TokenReader):
 
     def _between_bars(self) -> Any:
         opening = self.take().text
+        # Known while reading inside, where the same bar closes instead of opening.
         self.bars.append(opening)
         value = self.scalar(self.sum())
         self.bars.pop()

@@ -46,6 +46,7 @@ def _remedy(column: str) -> str:
 
 
 def _where(error: BaseException) -> str:
+    # The innermost frame, where the user's code failed.
     frames = traceback.extract_tb(error.__traceback__)
     return f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
@@ -126,6 +127,7 @@ class RewardCall:
 
     def _batch_columns(self, rows: RewardRows) -> dict[str, list[Any]]:
         names: dict[str, None] = dict.fromkeys(self.signature.required_columns)
+        # A dict, not a set: it keeps the order of columns, and so that of arguments.
         present: dict[str, None] = {}
         for columns in rows.columns:
             present.update(dict.fromkeys(columns))
@@ -137,6 +139,7 @@ class RewardCall:
     # Calls ----------------------------------------------------------------------
 
     def _score_rows(self, rows: RewardRows) -> list[Score]:
+        # Messages are empty unless a function asks for them.
         roles = {role: column for role, column in rows.by_role().items() if len(column)}
         results = [self._call_row(rows, roles, row) for row in range(len(rows))]
         # The type check first: nearly all results are floats, and inspection is slow.
@@ -160,6 +163,7 @@ class RewardCall:
             raise self._raised(error, rows.describe(row)) from error
 
     def _score_batch(self, rows: RewardRows, signature: RewardSignature) -> list[Score]:
+        # Copies: a function may sort or change the lists that it gets.
         values = {role: list(column) for role, column in rows.by_role().items()}
         places, named = signature.bind(values, self._batch_columns(rows))
         what = f"a batch of {len(rows)}"
@@ -268,6 +272,8 @@ class RewardCall:
                     f"{rows.describe(row)}; return None for a row without a score"
                 )
             return {
+                # Added again when columns are named, whether the function wrote it or
+                # not.
                 str(key).removeprefix("reward/"): None
                 if value is None
                 else self._number(value, rows, row, key)
@@ -281,6 +287,7 @@ class RewardCall:
         value = raw
         if not isinstance(raw, (bool, int, float)) and hasattr(raw, "tolist"):
             value = raw.tolist()
+            # A tensor of one element, whatever its shape, is a number as well.
             while isinstance(value, list) and len(value) == 1:
                 value = value[0]
         if not isinstance(value, (bool, int, float)):

@@ -55,6 +55,7 @@ class GroupRewardWrapper(EnvironmentInterface[Columns | None]):
         *,
         deadline_s: float = 600.0,
     ) -> None:
+        # Batched whatever its signature: it compares the responses to one prompt.
         self._scorer = FunctionalRewardWrapper(fn, batched=True, deadline_s=deadline_s)
         self._environment = None if environment is None else as_environment(environment)
 

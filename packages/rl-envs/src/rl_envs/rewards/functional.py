@@ -57,6 +57,7 @@ def _plain_rewards(scores: Sequence[Score], name: str) -> PlainRewards:
         )
     if not named:
         numbers = [math.nan if s is None else s for s in scores]
+        # The contract of environments: rewards are float32.
         return np.asarray(numbers, dtype=np.float32)
     keys = list(named[0])
     for row, score in enumerate(scores):

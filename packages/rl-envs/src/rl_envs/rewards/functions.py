@@ -211,6 +211,8 @@ def combine_reward_functions(
     parts = []
     for fn, weight in pairs:
         call = RewardCall(fn)
+        # The result is a mean, which a weight of zero or below would turn around or
+        # divide by zero.
         if not (math.isfinite(weight) and weight > 0):
             raise RewardError(
                 f"the weight of reward function {call.name!r} must be positive and "

@@ -114,6 +114,7 @@ def _named_parts(
     parts: dict[str, tuple[RewardCall, float]] = {}
     for fn, weight in pairs:
         call = RewardCall(fn, **settings)
+        # A bool is an int, but as a weight it is a mistake.
         number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not (number and math.isfinite(weight)):
             raise RewardError(
@@ -140,6 +141,7 @@ def make_reward_call(
     Raises:
         RewardError: They cannot be called as reward functions.
     """
+    # A text is a sequence, too; as a single function it gets the better message.
     if isinstance(fn, (Mapping, Sequence)) and not isinstance(fn, str):
         calls = RewardList(fn, **settings)
         calls.name = name or calls.name

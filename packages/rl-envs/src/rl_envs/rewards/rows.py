@@ -28,6 +28,7 @@ class RewardRows:
     def _split(self) -> list[int]:
         """Return the number of messages in each row before the policy's first."""
         return [
+            # Without it the conversation has one response, its last message.
             int(columns.get("num_prompt_messages", len(log) - 1))
             for log, columns in zip(self.messages, self.columns, strict=True)
         ]

@@ -142,6 +142,8 @@ def _guess_by_place(
     fn: RewardFn, parameters: Sequence[inspect.Parameter], roles: dict[str, str]
 ) -> list[inspect.Parameter]:
     """Assign roles by position to leading parameters with unknown names."""
+    # A named response means that the other parameters are columns, whatever their
+    # place.
     if "response" in roles.values():
         return []
     unknown = [
@@ -154,6 +156,7 @@ def _guess_by_place(
     ]
     free = ["response"] if "prompt" in roles.values() else ["prompt", "response"]
     if len(unknown) < len(free):
+        # A single parameter is the response, as a reward without it is useless.
         free = free[-len(unknown) :] if unknown else []
     if "response" not in free and "messages" not in roles.values():
         names = ", ".join(parameter.name for parameter in parameters) or "none"
@@ -197,6 +200,7 @@ def _is_batched(
         )
     named = [p for p in parameters if p.name in row]
     return bool(batch) or (
+        # A name such as `response` decides; annotations only decide where names do not.
         not text_row
         and bool(guessed)
         and all(_annotated_as_list(p) for p in [*guessed, *named])

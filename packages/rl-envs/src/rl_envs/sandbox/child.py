@@ -19,6 +19,8 @@ __all__ = ["Bounds", "Ended", "become", "collect", "describe", "sealed", "write_
 # F_SEAL_SEAL, SHRINK, GROW and WRITE: the input is read-only from then on.
 _SEALS = 0xF
 _CHUNK = 1 << 16
+# How often memory is sampled: a process can allocate a lot between two looks, but
+# reading /proc takes time from all the others.
 _WATCH_S = 0.05
 
 
@@ -59,6 +61,8 @@ def sealed(data: bytes, name: str) -> int:
     """Return a file in memory, open for reading, that nobody can write."""
     handle = os.memfd_create(name, os.MFD_ALLOW_SEALING)
     write_all(handle, data)
+    # The offset belongs to the open file and so to the child as well, which must read
+    # from the start.
     os.lseek(handle, 0, os.SEEK_SET)
     fcntl.fcntl(handle, fcntl.F_ADD_SEALS, _SEALS)
     return handle
@@ -66,6 +70,8 @@ def sealed(data: bytes, name: str) -> int:
 
 def write_all(handle: int, data: bytes) -> None:
     """Write all of it."""
+    # A view, because a write may be partial and slicing bytes would copy the rest each
+    # time.
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]
@@ -77,6 +83,8 @@ def become(handles: list[int]) -> None:
     high = [fcntl.fcntl(handle, fcntl.F_DUPFD, 10) for handle in handles]
     for target, handle in enumerate(high):
         os.dup2(handle, target)
+    # Everything inherited, such as the channel to the pool, must be out of the
+    # program's reach.
     os.closerange(len(handles), os.sysconf("SC_OPEN_MAX"))
     # Python ignores SIGPIPE and the zygote SIGINT; programs expect the defaults.
     for number in (signal.SIGPIPE, signal.SIGINT):
@@ -99,6 +107,8 @@ def collect(pid: int, pipes: tuple[int, int], bounds: Bounds) -> Ended:
     if not over:
         over = _wait(ended, bounds)
     if over:
+        # The child is still unreaped here, so its number cannot belong to another
+        # process.
         os.kill(pid, signal.SIGKILL)
     for handle in (*pipes, ended):
         os.close(handle)
@@ -124,6 +134,8 @@ def _read_all(texts: Mapping[int, bytearray], bounds: Bounds) -> str:
                 return over
         for pipe, _ in ready:
             data = os.read(pipe, _CHUNK)
+            # Cut before it is stored: memory stays bounded however much the child
+            # writes.
             texts[pipe].extend(data[: bounds.output_bytes - len(texts[pipe])])
             if not data:
                 poll.unregister(pipe)
@@ -155,10 +167,12 @@ def describe(
         time_s: Seconds that it took.
         memory_bytes: Most memory in use at a time.
     """
+    # Output may be any bytes, or be cut in the middle of a character.
     stdout = ended.stdout.decode("utf-8", "replace")
     stderr = ended.stderr.decode("utf-8", "replace")
     if ended.over:
         status = ended.over
+    # The backstop on CPU time is a time limit too, not a crash of the program.
     elif exit_code == -signal.SIGXCPU:
         status = "time"
     elif exit_code < 0:

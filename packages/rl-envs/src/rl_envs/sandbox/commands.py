@@ -23,6 +23,8 @@ import sys
 import time
 from typing import Any
 
+# Isolated mode leaves this folder out of the path, and the package is not importable in
+# the zygote.
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import child  # type: ignore[import-not-found,unused-ignore]
 import confinement  # type: ignore[import-not-found,unused-ignore]
@@ -72,6 +74,7 @@ class CommandRunner:
                 "their memory cannot be bounded (CONFIG_PROC_CHILDREN)",
                 time_s=0.0,
             )
+        # Root has a uid per slot, whose only tasks are those of the command.
         num_tasks = 0 if self._is_root else _num_tasks_of(os.geteuid())
         handles = [
             child.sealed(request["stdin"].encode(), "stdin"),
@@ -102,6 +105,8 @@ class CommandRunner:
         took_s = time.monotonic() - began
         all_gone = first.wait()
         code = os.waitstatus_to_exitcode(wait_status)
+        # Something is still alive, or bwrap never started the command: neither is the
+        # command's fault.
         if not all_gone or (not ended.over and first.exit_code() is None):
             told = ended.stderr.decode("utf-8", "replace").strip()
             return _failed(told or f"bwrap ended with {code}", time_s=took_s)
@@ -138,6 +143,8 @@ class CommandRunner:
                 num_tasks,
             )
             assert self._bwrap is not None
+            # An empty environment: nothing of the caller's variables reaches the
+            # command.
             os.execve(self._bwrap, self._arguments(request["argv"]), {})
         except BaseException as error:
             os.write(2, f"the sandbox cannot be set up: {error}".encode())
@@ -147,12 +154,14 @@ class CommandRunner:
     def _arguments(self, argv: list[str]) -> list[str]:
         own = [
             *("bwrap", "--unshare-user", "--unshare-ipc", "--unshare-pid"),
+            # A kernel may lack cgroup namespaces, and nothing here relies on them.
             *("--unshare-net", "--unshare-uts", "--unshare-cgroup-try"),
             *("--die-with-parent", "--new-session", "--cap-drop", "ALL"),
             *("--hostname", "sandbox", "--ro-bind", "/usr", "/usr"),
         ]
         for path in _SYSTEM_FOLDERS:
             if os.path.islink(path):
+                # A link into /usr needs no mount of its own.
                 own += ["--symlink", os.readlink(path), path]
             elif os.path.isdir(path):
                 own += ["--ro-bind", path, path]
@@ -191,6 +200,7 @@ class _First:
         number = self._value("child-pid")
         if number is not None:
             with contextlib.suppress(ProcessLookupError):
+                # A pidfd, not the number: it cannot come to mean another process later.
                 self._process = os.pidfd_open(number)
 
     def wait(self) -> bool:
@@ -204,9 +214,13 @@ class _First:
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
         poll = select.poll()
         poll.register(self._process, select.POLLIN)
+        # Once the first process of a PID namespace is gone, the kernel has ended all
+        # others.
         is_gone = bool(poll.poll(_END_S * 1000))
         os.close(self._process)
         with contextlib.suppress(ChildProcessError):
+            # As subreaper this process inherits the orphans; left unreaped, they would
+            # pile up as zombies.
             while os.waitpid(-1, os.WNOHANG)[0]:
                 continue
         return is_gone
@@ -226,6 +240,7 @@ class _First:
 
 def _write_file(name: str, data: bytes) -> None:
     folder = os.path.dirname(name)
+    # Files are written before bwrap confines anything, so a name must not lead outside.
     if os.path.isabs(name) or ".." in name.split("/"):
         raise ValueError(f"a file must lie in the scratch folder: got {name!r}")
     if folder:
@@ -251,7 +266,10 @@ class _Memory:
             with contextlib.suppress(OSError, ValueError, IndexError):
                 with open(f"/proc/{number}/statm") as file:
                     fields = file.read().split()
+                # Resident minus shared pages: libraries mapped by many processes count
+                # for none.
                 total += (int(fields[1]) - int(fields[2])) * _PAGE
+                # Each thread has its own list of children.
                 for task in os.listdir(f"/proc/{number}/task"):
                     with open(f"/proc/{number}/task/{task}/children") as file:
                         waiting += [int(each) for each in file.read().split()]

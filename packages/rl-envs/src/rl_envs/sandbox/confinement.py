@@ -34,6 +34,7 @@ _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 22, 38
 _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REC, _MS_PRIVATE = 2, 4, 8, 0x4000, 1 << 18
+# Threads and open files are the kernel's, so the memory limit does not bound them.
 _MAX_THREADS = 32
 _MAX_FILES = 64
 _MAX_COMMAND_TASKS = 64
@@ -63,6 +64,7 @@ def end_with_parent(parent: int) -> None:
     Raises:
         OSError: The kernel refuses.
     """
+    # SIGKILL, which the program cannot catch or ignore.
     prctl(_PR_SET_PDEATHSIG, 9, "PR_SET_PDEATHSIG")
     if os.getppid() != parent:
         # The parent ended before the line above, so no signal will come.
@@ -111,6 +113,7 @@ def set_command_limits(
     """
     _apply(
         {
+            # Not RLIMIT_AS: it would count reservations, and V8 would not start.
             resource.RLIMIT_DATA: memory_bytes,
             resource.RLIMIT_CPU: cpu_s,
             resource.RLIMIT_FSIZE: file_bytes,
@@ -118,6 +121,7 @@ def set_command_limits(
             resource.RLIMIT_CORE: 0,
             resource.RLIMIT_MEMLOCK: 0,
             resource.RLIMIT_MSGQUEUE: 0,
+            # The kernel counts tasks per uid, so what the uid runs elsewhere is added.
             resource.RLIMIT_NPROC: num_tasks + _MAX_COMMAND_TASKS,
         }
     )
@@ -128,6 +132,7 @@ def _apply(limits: Mapping[int, int]) -> None:
         hard = resource.getrlimit(kind)[1]
         # An unprivileged process cannot raise a hard limit that the caller already had.
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        # The hard limit too: a soft one could be raised again by the program.
         resource.setrlimit(kind, (limit, limit))
 
 
@@ -188,6 +193,7 @@ def drop_uid(uid: int) -> None:
         os.setresuid(uid, uid, uid)
     # The creator of a user namespace has all capabilities in it, even without root.
     header = struct.pack("Ii", 0x20080522, 0)
+    # Zeros: no effective, permitted or inheritable capability is left.
     _check(_LIBC.capset(header, bytes(24)), "capset")
 
 
@@ -257,6 +263,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
         rights &= _LANDLOCK_READ_FILE
     rule = struct.pack("=Qi", rights, handle)
     added = _LIBC.syscall(_LANDLOCK_ADD, rules, 1, rule, 0)
+    # Closed before the result is checked, so that an error leaks no descriptor.
     os.close(handle)
     _check(added, f"landlock_add_rule {path}")
 

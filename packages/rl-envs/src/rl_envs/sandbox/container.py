@@ -38,6 +38,7 @@ _MAX_FILES = 256
 _KILLED = 128 + 9
 _FIRST_SIGNAL, _LAST_SIGNAL = 129, 192
 _ENGINE_FAILED = 125
+# For the engine's own short calls: a service that hangs must not hang the run.
 _CALL_S = 60.0
 # The program is given here; the scratch folder is a copy, so that it may be written. No
 # image has these folders: podman would give the scratch folder the modes of its own.
@@ -126,12 +127,15 @@ class ContainerSandbox(Sandbox):
                 with _folder_of(command) as folder:
                     return self._run(name, folder, command, allowed)
             finally:
+                # Not `run --rm`: the container must still exist when it is asked why it
+                # was killed.
                 self._call("rm", "-f", name)
                 self._running.discard(name)
 
     def close(self) -> None:
         """Remove the containers that run; it may be called again."""
         self._is_closed = True
+        # A copy: threads whose containers end remove their names meanwhile.
         for name in list(self._running):
             self._call("rm", "-f", name)
         self._folder.cleanup()
@@ -146,10 +150,13 @@ class ContainerSandbox(Sandbox):
             ended, code = _watched(
                 self._arguments(name, folder, command, limits),
                 stdin.fileno(),
+                # The engine's start is not the program's time: `timeout` inside the
+                # container holds the program's own limit, this one is the backstop.
                 Bounds(began + self._start_s + limits.time_s, limits.output_bytes),
                 self._folder.name,
             )
         took_s = time.monotonic() - began
+        # The code by which engines report their own failure; the program did not run.
         if code == _ENGINE_FAILED and not ended.over:
             told = ended.stderr.decode("utf-8", "replace")
             return SandboxResult("sandbox", "", told, None, None, took_s, 0)
@@ -177,6 +184,7 @@ class ContainerSandbox(Sandbox):
             *(self._engine, "run", "--name", name, "--interactive", "--pull", "never"),
             *("--network", "none", "--read-only", "--cap-drop", "ALL"),
             *("--security-opt", "no-new-privileges", "--user", _NOBODY),
+            # Equal values: without the second, a container may use as much swap again.
             *("--memory", memory, "--memory-swap", memory),
             *("--pids-limit", str(_MAX_TASKS)),
             *("--ulimit", f"nofile={_MAX_FILES}", "--ulimit", "core=0"),
@@ -243,6 +251,7 @@ def _folder_of(command: Command) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="sandbox-") as folder:
         root = Path(folder)
         for name, data in command.files.items():
+            # Resolved before the check, since `..` in a name may leave the folder.
             path = (root / name).resolve()
             if not path.is_relative_to(root.resolve()):
                 raise SandboxError(
@@ -250,6 +259,7 @@ def _folder_of(command: Command) -> Iterator[str]:
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
+            # The container's user is nobody, and any of the files may be a program.
             path.chmod(0o755)
         root.chmod(0o755)
         yield folder
@@ -270,6 +280,7 @@ def _watched(
         os.close(err_read)
         raise
     finally:
+        # This process's copies: otherwise the pipes would never reach their end.
         os.close(out_write)
         os.close(err_write)
     ended = collect(process.pid, (out_read, err_read), bounds)

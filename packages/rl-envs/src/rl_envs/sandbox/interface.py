@@ -78,6 +78,7 @@ class Sandbox(ABC):
             self._missing = self._look_for_languages()
         return self._missing
 
+    # On the class, as subclasses need not call a constructor of this one.
     _missing: dict[str, str] | None = None
 
     def run(
@@ -123,10 +124,13 @@ class Sandbox(ABC):
         for name in {program.language for program in given}:
             self._check(name)
         needed = {
+            # The input plays no part in a build, so programs that differ only in it are
+            # built once.
             (program.language, program.code): dataclasses.replace(program, stdin="")
             for program in given
             if self.needs_build(program)
         }
+        # All builds before any run: the tests of one program share its build.
         made = self._spread(self._build, list(needed.values()))
         builds = dict(zip(needed, made, strict=True))
 
@@ -164,6 +168,7 @@ class Sandbox(ABC):
     def _spread(
         self, work: Callable[[ItemT], ResultT], items: Sequence[ItemT]
     ) -> list[ResultT]:
+        # The usual call has one program, for which a thread pool would only cost time.
         if len(items) < 2:
             return [work(item) for item in items]
         with ThreadPoolExecutor(self.num_slots, "sandbox") as threads:
@@ -178,6 +183,7 @@ class Sandbox(ABC):
             return built
         if result.status == "sandbox":
             return result
+        # The output would be part of the binary as base64, which nobody wants to read.
         return dataclasses.replace(result, status="build", stdout="")
 
     def _check(self, name: str) -> None:
@@ -190,6 +196,7 @@ class Sandbox(ABC):
     def _look_for_languages(self) -> dict[str, str]:
         """Ask, within the sandbox, which executables there are."""
         names = " ".join(language.needs for language in LANGUAGES.values())
+        # One command for all of them: each command costs a start of the sandbox.
         script = f"for n in {names}; do command -v $n >/dev/null && echo $n; done; :"
         result = self.run_command(Command(("sh", "-c", script)), _LOOK_LIMITS)
         if result.status != "ok":

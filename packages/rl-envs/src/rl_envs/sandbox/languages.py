@@ -56,6 +56,7 @@ def built_file(result: SandboxResult) -> bytes | None:
     if result.status != "ok":
         return None
     try:
+        # An empty file is no program either.
         return base64.b64decode(result.stdout, validate=True) or None
     except binascii.Error:
         return None
@@ -81,6 +82,7 @@ LANGUAGES: dict[str, Language] = {
             "python",
             "python3",
             "program.py",
+            # Isolated, and without byte code, which would only fill the scratch folder.
             ("python3", "-I", "-B", "program.py"),
             "py python3",
         ),

@@ -103,6 +103,7 @@ class SandboxPool(Sandbox):
         except BaseException:
             self.close()
             raise
+        # What holds for every program, whichever slot it gets.
         self.level = min(slot.level for slot in self._slots)
         self._asked = level
 
@@ -162,6 +163,7 @@ class SandboxPool(Sandbox):
 
     def close(self) -> None:
         """Stop all processes and remove the scratch folders."""
+        # Emptied first, so that a call that comes meanwhile finds the pool closed.
         slots, self._slots = self._slots, []
         for slot in slots:
             slot.end()
@@ -189,6 +191,8 @@ class _Slot:
     """One zygote; used by one thread at a time."""
 
     def __init__(self, number: int, network: bool, preload: Sequence[str]) -> None:
+        # Spread by process and slot: the kernel counts threads per uid, so slots of one
+        # uid would share their limit.
         self._uid = _FIRST_UID + (os.getpid() * 16 + number) % _NUM_UIDS
         self._network = network
         self._preload = preload

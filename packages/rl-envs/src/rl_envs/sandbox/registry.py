@@ -42,6 +42,8 @@ def open_sandbox(
     given = dict(settings or {})
     common = {"num_slots": num_slots, "level": level}
     try:
+        # Bound before the call, so that a TypeError from inside the constructor is not
+        # mistaken for wrong settings.
         inspect.signature(factory).bind(**common, **given)
     except TypeError as error:
         known = [n for n in inspect.signature(factory).parameters if n not in common]
@@ -49,6 +51,7 @@ def open_sandbox(
             f"settings of sandbox {name!r}: {error}; they may be {', '.join(known)}"
         ) from None
     made = factory(**common, **given)
+    # Checked again: a sandbox of another package may not do it itself.
     if made.level < level:
         made.close()
         raise ConfigError(

@@ -139,6 +139,7 @@ class RemoteSandbox(Sandbox):
                 wait_s = limits.time_s + build_s + self._wait_s
                 said = self._request("POST", path, request, wait_s)
                 return SandboxResult(**said)
+            # A TypeError: the reply lacks fields of a result, or has others.
             except (_ServiceFailedError, TypeError) as error:
                 told = f"the sandbox service failed: {error}"
                 return SandboxResult("sandbox", "", told, None, None, 0.0, 0)
@@ -155,6 +156,8 @@ class RemoteSandbox(Sandbox):
         headers = {"Content-Type": "application/json"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
+        # One per request: several threads ask at the same time, and a connection serves
+        # one.
         connection = self._connection(wait_s)
         try:
             data = None if body is None else json.dumps(body).encode()
@@ -167,6 +170,8 @@ class RemoteSandbox(Sandbox):
             ) from error
         finally:
             connection.close()
+        # The request or the key is wrong, and would be again: raise instead of blaming
+        # the run.
         if 400 <= reply.status < 500:
             raise SandboxError(
                 f"the sandbox service refuses the request (status {reply.status}): "
@@ -196,6 +201,7 @@ class _ServiceFailedError(SandboxError):
 def _address(url: str, allow_http: bool) -> urllib.parse.SplitResult:
     try:
         found = urllib.parse.urlsplit(url.rstrip("/"))
+        # Parsed lazily: a bad port raises only when it is read.
         _ = found.port
     except ValueError:
         found = urllib.parse.SplitResult("", "", "", "", "")

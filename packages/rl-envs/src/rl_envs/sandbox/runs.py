@@ -74,6 +74,7 @@ class Program:
 
     def encoded(self) -> bytes:
         """Return its text as a file has it."""
+        # Surrogates that stand for undecodable bytes become these bytes again.
         return self.code.encode("utf-8", "surrogateescape")
 
 

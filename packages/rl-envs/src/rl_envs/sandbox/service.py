@@ -41,6 +41,8 @@ from rl_envs.sandbox.runs import Command, SandboxLimits, SandboxResult
 __all__ = ["SandboxService", "sandbox_routes"]
 
 _LARGEST_REQUEST = 64 << 20
+# A program that is cut off gets the status `sandbox` at its client, so closing need not
+# wait for long ones.
 _DRAIN_S = 5.0
 _MAX_LIMITS = SandboxLimits(
     time_s=300.0, memory_bytes=8 << 30, output_bytes=64 << 20, scratch_bytes=1 << 30
@@ -93,6 +95,7 @@ class SandboxService:
             "sandbox",
             key_file=keys,
             fixed=[FixedKey("key", key, ROLES["user"])] if key else [],
+            # Without a key only this machine can connect, as checked above.
             anonymous=() if has_key else everything,
             is_loopback=is_loopback(host),
         )
@@ -166,6 +169,7 @@ def sandbox_routes(
                 loop = asyncio.get_running_loop()
                 result = await loop.run_in_executor(threads, work)
             except SandboxError as error:
+                # 5xx: the client then blames the service, not the program.
                 return error_response(503, "sandbox", str(error))
             return web.json_response(dataclasses.asdict(result))
 
@@ -207,6 +211,7 @@ def _run_command(
     ):
         raise _wrong("argv must be texts, files a mapping, and stdin a text")
     try:
+        # Strict: without it Python skips characters that are not base64.
         data = {n: base64.b64decode(t, validate=True) for n, t in files.items()}
     except (binascii.Error, TypeError, ValueError):
         raise _wrong("files must be base64 texts by name") from None
@@ -217,6 +222,7 @@ def _limits(given: Any, most: SandboxLimits) -> SandboxLimits:
     try:
         asked = SandboxLimits(**given)
         for name in asked.__slots__:
+            # Written so that NaN fails, which no comparison holds for.
             if not getattr(asked, name) <= getattr(most, name):
                 raise ValueError(f"{name} may be at most {getattr(most, name)}")
     except (TypeError, ValueError) as error:

@@ -68,6 +68,7 @@ def command_filter() -> bytes:
     No socket, no tracing, no further namespace, no mount.
     """
     codes = _begin()
+    # A new user namespace would give it back all capabilities in there.
     codes += _when(_CLONE, _unless_bits(0, _CLONE_NAMESPACES))
     codes += _when(_IOCTL, _if_one_of(1, _IOCTLS))
     codes += _when(_SOCKETPAIR, _if_one_of(1, _STREAM_PAIRS))
@@ -75,6 +76,7 @@ def command_filter() -> bytes:
     allowed = (*_ALLOWED, *_FOR_COMMANDS, *_MAKES_FILES, _OPEN, _OPENAT, _PRLIMIT)
     for number in allowed:
         codes += _when(number, [(_RETURN, 0, 0, _ALLOW)])
+    # Unknown calls fail instead of killing: loaders and runtimes probe for new ones.
     return _packed([*codes, (_RETURN, 0, 0, _ERRNO | _EPERM)])
 
 
@@ -112,7 +114,9 @@ def _filter(pid: int, writable: bool) -> list[_Code]:
     else:
         codes += _when(_OPEN, _unless_bits(1, _WRITING))
         codes += _when(_OPENAT, _unless_bits(2, _WRITING))
+    # A clone with this flag makes a thread of this process; without it, a new process.
     codes += _when(_CLONE, _if_bits(0, _CLONE_THREAD))
+    # It may signal itself only (abort and raise need it), not others of the same uid.
     codes += _when(_KILL, _if_one_of(0, (pid,)))
     codes += _when(_TGKILL, _if_one_of(0, (pid,)))
     codes += _when(_PRLIMIT, _if_one_of(0, (0, pid)))
@@ -126,10 +130,12 @@ def _filter(pid: int, writable: bool) -> list[_Code]:
 
 
 def _when(number: int, body: list[_Code]) -> list[_Code]:
+    # Every body ends in a return, so a call that is not `number` jumps over all of it.
     return [(_EQUAL, 0, len(body), number), *body]
 
 
 def _load_argument(index: int) -> _Code:
+    # The low half of each 64-bit argument; all flags tested here fit in it.
     return (_LOAD, 0, 0, 16 + 8 * index)
 
 

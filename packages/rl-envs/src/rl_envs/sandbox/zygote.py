@@ -53,6 +53,8 @@ class _Zygote:
     def probe(self) -> str:
         """Find the highest level that works here; return why higher ones do not."""
         problem = ""
+        # From the top: each level is proved by running a program under it, not by
+        # asking the kernel what it supports.
         for level in reversed(_LEVELS):
             self.level = level
             reply = self.run(
@@ -67,6 +69,8 @@ class _Zygote:
             )
             if reply["status"] == "ok" and reply["stdout"] == "2\n":
                 return problem
+            # The first reason is kept, as it says why the highest level is out of
+            # reach.
             problem = problem or str(reply["stderr"]) or str(reply["status"])
         self.level = ""
         return problem
@@ -95,6 +99,8 @@ class _Zygote:
             time.monotonic() - began,
             usage.ru_maxrss << 10,
         )
+        # The byte arrives only after all layers are on; an empty read means that the
+        # child ended before.
         if not os.read(ready_read, 1):
             # The program never started, so its exit code says nothing about it.
             reply["status"] = "sandbox"
@@ -107,6 +113,8 @@ class _Zygote:
         except BaseException as error:
             os.write(2, f"the sandbox cannot be set up: {error}".encode())
             os._exit(_CANNOT_CONFINE)
+        # Says that every layer is on. Closed, so that the program keeps nothing open
+        # but its standard streams.
         os.write(_READY, b"1")
         os.close(_READY)
         # Nothing below this line is trusted.
@@ -114,12 +122,16 @@ class _Zygote:
         try:
             code = _execute(request["code"])
         finally:
+            # The program may have replaced or closed the streams; its exit code still
+            # counts.
             with contextlib.suppress(BaseException):
                 sys.stdout.flush()
                 sys.stderr.flush()
+            # No atexit handlers or finalizers of the zygote may run in the fork.
             os._exit(code)
 
     def _confine(self, request: dict[str, Any], parent: int) -> None:
+        # Away from the caller's terminal, and from signals sent to its process group.
         os.setsid()
         namespaces = self.level == "namespaces"
         if namespaces:
@@ -154,6 +166,7 @@ def _execute(code: str) -> int:
     sys.stdin = open(0, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+    # A fresh module: the program must not see the zygote's own globals.
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main
     sys.argv = ["program"]
@@ -161,6 +174,7 @@ def _execute(code: str) -> int:
         exec(compile(code, "<program>", "exec"), main.__dict__)
     except SystemExit as stop:
         if stop.code is None or isinstance(stop.code, int):
+            # The kernel keeps only the low byte of an exit code.
             return (stop.code or 0) & 0xFF
         sys.stderr.write(f"{stop.code}\n")
         return 1
@@ -180,6 +194,7 @@ def _read_exactly(source: BinaryIO, size: int) -> bytes:
 
 def _main() -> None:
     settings = json.loads(sys.argv[1])
+    # Ctrl-C reaches the whole process group; the pool decides when a zygote ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, sink = open(0, "rb", closefd=False), open(1, "wb", closefd=False)  # noqa: SIM115
 
@@ -189,6 +204,7 @@ def _main() -> None:
         sink.flush()
 
     for name in settings["preload"]:
+        # Once here: each fork then has them loaded, instead of importing them again.
         importlib.import_module(name)
     # Usually defined by the module `site`, which is not loaded here.
     builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]

@@ -232,6 +232,7 @@ def equal_values(first: Any, second: Any) -> bool:
             equal_values(a, b) for a, b in zip(first, second, strict=True)
         )
     same = first == second
+    # Some objects return arrays from `==`; for these only identity is certain.
     return bool(same) if isinstance(same, (bool, int)) else first is second
 
 
@@ -290,6 +291,7 @@ class _Check:
     def run(self, deterministic: bool) -> list[str]:
         rows = range(len(self.logs))
         whole = self._step("step", rows)
+        # Wrappers pass on the rows that are left for an environment, which may be none.
         self._step("step with an empty batch", [])
         if whole is not None:
             self._check_pickle(whole)
@@ -362,6 +364,7 @@ class _Check:
             _check_rewards(self.report, rewards, 1, self.allow_unscored)
 
     def _check_metrics(self, whole: Any) -> None:
+        # Rewards only: metrics must work whatever else a trainer's batch has.
         batch = {"rewards": total_reward(whole.rewards)}
         result = self.report.call(
             "global_post_process_and_metrics",
@@ -426,5 +429,6 @@ def check_environment(
         problems.append(f"it must be an EnvironmentInterface: got {type(env).__name__}")
     if problems:
         name = type(env).__name__
+        # Once each: every call repeats the same problem.
         listed = "\n".join(f"- {problem}" for problem in dict.fromkeys(problems))
         raise EnvironmentContractError(f"{name} breaks the interface:\n{listed}")

@@ -46,6 +46,7 @@ class JsonToolCallParser:
     def __call__(self, response: str) -> list[ToolCall]:
         """See `ToolCallParser`."""
         if self.end_of_thought is not None:
+            # The last one: a thought may itself quote the marker.
             response = response.rpartition(self.end_of_thought)[2]
         pattern = f"{re.escape(self.opening)}(.*?)(?:{re.escape(self.closing)}|\\Z)"
         return [_read(text) for text in re.findall(pattern, response, re.DOTALL)]

@@ -154,6 +154,7 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         turns = []
         most = self.limits.max_tool_turns
         for row, (log, known) in enumerate(zip(logs, columns, strict=True)):
+            # Not parsed: its calls are text of an answer, which the judge scores.
             if most is not None and known["num_tool_turns"] >= most:
                 continue
             calls = self._parser(last_response(log, row=row))
@@ -173,6 +174,7 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
                 plans.append((turn, call, plan))
                 if isinstance(plan, Job):
                     jobs.append(plan)
+        # All rows together, so that one slow tool does not hold up the calls of others.
         runs = iter(
             run_jobs(
                 jobs,
@@ -298,6 +300,7 @@ def _with_counters(log: MessageLog, row: int, columns: Columns | None) -> Column
     # Counters live in the metadata, not the environment: rows may move to another
     # worker between turns.
     known = dict(columns or {})
+    # Set in the first turn only, when the prompt is all but the last message.
     known.setdefault("num_prompt_messages", max(len(log) - 1, 0))
     for name in _COUNTERS:
         known.setdefault(name, 0)
@@ -337,6 +340,7 @@ def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
+        # Not escaped: a model reads text, and escapes cost tokens.
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError):
         return str(value)

@@ -87,6 +87,7 @@ class Tool:
         """Pydantic model that checks the arguments."""
         hints = get_type_hints(
             self.fn if inspect.isroutine(self.fn) else type(self.fn).__call__,
+            # Annotated types keep their pydantic limits and descriptions.
             include_extras=True,
         )
         fields: dict[str, Any] = {}
@@ -111,6 +112,8 @@ class Tool:
             default = ... if given is parameter.empty else given
             about = self._arguments.get(name)
             fields[name] = (hints[name], Field(default, description=about))
+        # An argument that the function lacks is the model's mistake, which it should
+        # hear of.
         config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
         try:
             return create_model(f"{self.name}_arguments", __config__=config, **fields)
@@ -157,6 +160,8 @@ class Tool:
                     for part in error.errors(include_url=False, include_input=False)
                 )
             ) from None
+        # Attributes, not `model_dump`: nested models stay objects, as the annotations
+        # say.
         named = {name: getattr(model, name) for name in type(model).model_fields}
         return {**named, _ROW: row} if self._wants_row else named
 

@@ -59,6 +59,8 @@ def run_jobs(
             index = next(waiting, None)
             if index is None:
                 break
+            # From the start of the job, not of the batch: waiting for a place is not
+            # its fault.
             ends[index] = time.monotonic() + deadline_s
             _start(jobs[index], index, deadline_s, done)
         try:

@@ -183,6 +183,7 @@ class GameEnvironment(EnvironmentInterface[Columns]):
 
     def _turn(self, columns: Columns, response: str, row: int) -> GameTurn:
         """Play and count one response, ending the game at a limit."""
+        # A row without columns reaches `start`, whose error names what is missing.
         columns = columns if isinstance(columns, Mapping) else {}
         state = columns.get(GAME_KEY)
         if state is None:
@@ -198,6 +199,7 @@ class GameEnvironment(EnvironmentInterface[Columns]):
         num_illegal = state["illegal"] + (not turn.is_legal)
         # The game's own end takes precedence: a winning last move is a win.
         outcome = turn.outcome
+        # Equality, since `max_illegal` may be None; the count rises by one at most.
         if outcome is None and num_illegal == self.limits.max_illegal:
             outcome = ConversationOutcome.ILLEGAL
         if outcome is None and num_turns >= self.limits.max_turns:
@@ -221,6 +223,7 @@ def said_move(response: str) -> str:
     This is the content of the last `<move>` tag or, without one, the last line.
     """
     tagged = _TAGGED.findall(response)
+    # The last one: a model that thinks aloud corrects itself towards the end.
     lines = (tagged[-1] if tagged else response).strip().splitlines()
     return lines[-1].strip() if lines else ""
 

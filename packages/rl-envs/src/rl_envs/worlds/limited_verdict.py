@@ -84,6 +84,7 @@ class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
             for one, reply in zip(given, replies, strict=True)
             if reply is not None and "unreadable" in reply
         }
+        # Raised, not scored 0: no response could be right, so the fault is the data's.
         if bad:
             named = [f"metadata[{row}]: {bad[row]}" for row in list(bad)[:_MAX_NAMED]]
             raise SolutionError(
@@ -125,6 +126,7 @@ class LimitedVerdictEnvironment(VerdictEnvironment[TaskT]):
                 found[row] = f"metadata[{row}]: reading it takes too long"
             elif "unreadable" in reply:
                 found[row] = f"metadata[{row}]: {reply['unreadable']}"
+        # By row: those rejected here come after those that could not be read.
         return dict(sorted(found.items()))
 
     def shutdown(self) -> None:

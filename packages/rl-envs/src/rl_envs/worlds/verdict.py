@@ -147,6 +147,7 @@ class VerdictEnvironment(EnvironmentInterface[Columns], Generic[TaskT]):
                 for verdict in verdicts
             ],
             metadata=[
+                # Exactly 1: partial credit does not count towards accuracy.
                 {**columns, **verdict.columns, "correct": verdict.score == 1.0}
                 for columns, verdict in zip(metadata, verdicts, strict=True)
             ],
@@ -201,6 +202,7 @@ def visible(text: str) -> str:
     Invisible are control and format characters, such as a zero-width space; whitespace
     between words is kept.
     """
+    # Checked first: newlines and tabs are control characters, too.
     kept = (c for c in text if c.isspace() or unicodedata.category(c) not in _HIDDEN)
     return "".join(kept).strip()
 

@@ -26,6 +26,7 @@ _KNOWN_NAMES = {
 }
 _MOST_NUMBERS = 32
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+# Few enough digits that every match fits into int64.
 _INTEGER = re.compile(r"[-+]?\d{1,18}")
 
 
@@ -90,9 +91,11 @@ class ActionReader:
         """Return whether an action mask of the environment excludes the action."""
         if self._kind != "Discrete" or mask is None:
             return False
+        # A mask counts from 0, actions from the start of the space.
         return not np.asarray(mask).reshape(-1)[int(action) - int(self._space.start)]
 
     def _read_name(self, text: str) -> tuple[Any, str]:
+        # Models quote names or end them with a period.
         said = " ".join(text.casefold().split()).strip(".\"'`")
         start = int(self._space.start)
         for place, name in enumerate(self.names):
@@ -118,9 +121,12 @@ class ActionReader:
 
 def _names_of(space: Any, env_id: str, names: Sequence[str]) -> tuple[str, ...]:
     size = int(space.n)
+    # An id may have a module and a namespace in front of the name, and a version
+    # behind.
     base = env_id.rpartition("/")[2].rpartition(":")[2]
     base = re.sub(r"-v\d+$", "", base)
     known = tuple(names) or _KNOWN_NAMES.get(base, ())
+    # A variant of a known environment with other actions gets numbers, not wrong names.
     if not names and len(known) != size:
         return tuple(str(int(space.start) + place) for place in range(size))
     folded = {name.casefold() for name in known if name.strip()}

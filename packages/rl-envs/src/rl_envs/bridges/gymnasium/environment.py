@@ -72,6 +72,7 @@ class GymnasiumEnvironment(GameEnvironment):
                 f"metadata[{row}]: the installed {spec.env_id!r} starts otherwise with "
                 f"the seed {spec.seed}; make the rows again"
             )
+        # Its first turn follows, and need not make the environment again.
         self._episodes.keep(spec, (), episode)
         return {"actions": []}
 
@@ -87,6 +88,7 @@ class GymnasiumEnvironment(GameEnvironment):
             if episode.is_masked(action):
                 raise ValueError(f"{name} is not possible now.")
         except ValueError as error:
+            # Nothing was stepped, so the episode is still the one after these actions.
             self._episodes.keep(spec, actions, episode)
             told = f"{error} {episode.reader.instruction}\n{episode.shown}"
             return GameTurn(state, told, is_legal=False)
@@ -112,6 +114,7 @@ class GymnasiumEnvironment(GameEnvironment):
         if not (episode.has_ended or episode.was_cut):
             return None
         least = self.config.solved_return
+        # Checked before a loss: environments end an episode on success as well.
         if episode.total > 0 if least is None else episode.total >= least:
             return ConversationOutcome.SOLVED
         if episode.has_ended:

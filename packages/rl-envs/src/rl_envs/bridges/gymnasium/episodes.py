@@ -122,9 +122,12 @@ class Episodes:
     def take(self, spec: GymSpec, actions: Sequence[str]) -> Episode:
         """Return the episode after these actions, which is the caller's from now on."""
         with self._lock:
+            # Taken out, not shared: stepping changes the episode, and another call may
+            # want the same one.
             kept = self._kept.pop((spec, tuple(actions)), None)
         if kept is not None:
             return kept
+        # Outside the lock, as making an environment may take long.
         episode = Episode(spec)
         for action in actions:
             episode.take(episode.reader.read(action)[0])
@@ -134,6 +137,7 @@ class Episodes:
         """Keep an episode for the next call."""
         key = (spec, tuple(actions))
         with self._lock:
+            # Two calls may have made the same episode; the older copy is released.
             surplus = [self._kept.pop(key)] if key in self._kept else []
             self._kept[key] = episode
             while len(self._kept) > self._most:
@@ -161,6 +165,7 @@ def _make(spec: GymSpec) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _draws_text(env_id: str, settings_json: str) -> bool:
+    # The render mode is an argument of `make`, so it must be known before.
     env = _make_env(env_id, settings_json, drawn=False)
     try:
         return "ansi" in (env.metadata.get("render_modes") or ())
@@ -216,10 +221,12 @@ def _plain(value: Any) -> Any:
         return _plain(value.tolist())
     if isinstance(value, tuple | list):
         return [_plain(part) for part in value]
+    # Before int, of which bool is a subclass.
     if isinstance(value, bool | np.bool_):
         return bool(value)
     if isinstance(value, int | np.integer):
         return int(value)
     if isinstance(value, float | np.floating):
+        # Further digits only cost tokens.
         return float(f"{float(value):.{_DIGITS}g}")
     return str(value)

@@ -36,6 +36,7 @@ def _reply_to(server: subprocess.Popen[bytes], message: dict[str, Any]) -> Any:
         if not isinstance(said, dict):
             continue
         if "method" in said:
+            # A server may wait for an answer before it goes on.
             if "id" in said:
                 _write(server, _answer(said))
         elif said.get("id") == message["id"]:
@@ -63,6 +64,7 @@ def _talk(command: list[str], messages: list[dict[str, Any]]) -> dict[str, Any]:
     try:
         for number, message in enumerate(messages):
             _write(server, message)
+            # A notification has no reply.
             if "id" not in message:
                 continue
             reply = _reply_to(server, message)

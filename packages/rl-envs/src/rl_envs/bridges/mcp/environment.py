@@ -124,6 +124,7 @@ class McpEnvironment(ToolEnvironment):
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Zygotes and connections cannot be pickled; a copy starts its own.
         return McpEnvironment, (self.config,)
 
     @property
@@ -177,7 +178,9 @@ class McpEnvironment(ToolEnvironment):
         earlier = row[_CALLS] if self.config.is_stateful else ()
         text, is_error = self._server.call(earlier, call)
         if self.config.is_stateful:
+            # After the call: one that was undone must not be replayed later.
             row[_CALLS].append(call)
+        # The call is kept even so, as an error may have changed the server's state.
         if is_error:
             raise ToolFailedError(text)
         return text

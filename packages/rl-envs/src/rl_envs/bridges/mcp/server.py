@@ -58,6 +58,7 @@ class McpServer:
         """
         found: list[Any] = []
         params: dict[str, Any] = {}
+        # A broken server may return the same cursor for ever.
         for _ in range(_MOST_PAGES):
             result = self._run([("tools/list", params)])
             reply = _reply_in(result)
@@ -124,6 +125,8 @@ class McpServer:
                 {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
             )
         given = json.dumps({"command": self._command, "messages": messages})
+        # Isolated: files of the server in the same folder must not shadow the standard
+        # library.
         argv = ("python3", "-I", _DIALOGUE)
         return self._sandbox.run_command(
             Command(argv, self._files, given), self._limits

@@ -32,6 +32,7 @@ class McpTool(Tool):
 
         self._given = dict(described.input_schema)
         try:
+            # Now: an invalid schema would otherwise raise in the middle of a rollout.
             jsonschema.Draft202012Validator.check_schema(self._given)
         except jsonschema.SchemaError as error:
             raise ConfigError(
@@ -74,5 +75,6 @@ class McpTool(Tool):
             for error in self._validator.iter_errors(dict(arguments))
         ]
         if problems:
+            # A schema may have very many problems with one call, and each costs tokens.
             raise ToolArgumentError("; ".join(problems[:_MOST_PROBLEMS]))
         return {"arguments": dict(arguments), "row": row}

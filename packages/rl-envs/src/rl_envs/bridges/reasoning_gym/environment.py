@@ -77,6 +77,8 @@ class ReasoningGymEnvironment(LimitedVerdictEnvironment[TaskSpec]):
 
     def row_request(self, task: TaskSpec) -> Mapping[str, Any] | None:
         """Let the task be made."""
+        # An empty answer: the task is made and its digest compared, which is the actual
+        # check of the row.
         return {**_asked(task), "answer": ""}
 
     def verdict(self, given: Given[TaskSpec], reply: Mapping[str, Any]) -> Verdict:

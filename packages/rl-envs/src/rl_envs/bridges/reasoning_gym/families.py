@@ -41,6 +41,7 @@ def read_task(columns: Mapping[str, Any]) -> TaskSpec | None:
     """Return what a row's task is made of; None: its columns do not say."""
     family, seed = columns.get("family"), columns.get("family_seed")
     text, digest = columns.get("family_task"), columns.get("question_digest")
+    # Not isinstance: a bool would count as an int.
     if not isinstance(family, str) or type(seed) is not int:
         return None
     if not isinstance(text, str) or not isinstance(digest, str):

@@ -65,10 +65,13 @@ def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
     if request["do"] == "levels":
         return {"levels": _levels_of(name)}
     try:
+        # As text, which the cache can hash; sorted, so that equal tasks share an entry.
         dataset, entry = _made(json.dumps(task, sort_keys=True))
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         return {"unreadable": f"family {name!r} cannot make the task: {reason}"}
+    # Only the question: it is what the policy has seen, and what must still be the
+    # same.
     digest = hashlib.blake2b(entry["question"].encode(), digest_size=8).hexdigest()
     if request["do"] == "make":
         gold = entry["answer"]
@@ -90,6 +93,7 @@ def _score(dataset: Any, text: str, entry: Any) -> float:
     except Exception:
         # Some scorers fail on texts that they cannot read: such an answer is wrong.
         return 0.0
+    # Some scorers leave the range or return NaN; neither may reach the training.
     return min(max(score, 0.0), 1.0) if math.isfinite(score) else 0.0
 
 
@@ -104,11 +108,14 @@ def _loaded() -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     def parse(text: str, *arguments: Any, **named: Any) -> Any:
         return original(_checked_formula(text), *arguments, **named)
 
+    # Before the modules below are imported, which may bind the name.
     sympy.parse_expr = parse
     for name in _PARSING:
         importlib.import_module(f"reasoning_gym.{name}").parse_expr = parse  # type: ignore[attr-defined]
     for name in _EVALUATING:
         module = importlib.import_module(f"reasoning_gym.{name}")
+        # A global of the module comes before the builtin when its functions look up
+        # `eval`.
         module.eval = ast.literal_eval  # type: ignore[attr-defined]
     return factory.DATASETS, factory.CURRICULA
 
@@ -119,6 +126,7 @@ def _checked_formula(text: str) -> str:
     Raises:
         ValueError: It has anything else in it.
     """
+    # Single letters are variables, which have no value to call or read.
     names = {name for name in _NAME.findall(text) if len(name) > 1}
     if (
         not _FORMULA.fullmatch(text)
@@ -149,6 +157,8 @@ def _kept_dataset(made_json: str) -> Any:
     Making one may take long, where it reads a corpus. Which families use their seed
     while they are made cannot be told but by trying.
     """
+    # Made with another seed than the first probes, so that a seed used while making
+    # shows.
     kept = _fresh_dataset(made_json, _PROBES[-1])
     for seed in _PROBES:
         fresh = _fresh_dataset(made_json, seed)[0]
@@ -186,6 +196,8 @@ def _at_level(task: Any, curriculum_class: Any, settings: Mapping[str, Any]) -> 
     for attribute, definition in curriculum.attributes.items():
         if task["level"] is not None:
             top = len(definition.levels) - 1
+            # Attributes have different numbers of levels; a short one stays at its
+            # hardest.
             curriculum.set_attr_level(attribute, min(task["level"], top))
     for attribute, level in task["levels"].items():
         if attribute not in curriculum.attributes:
@@ -193,6 +205,7 @@ def _at_level(task: Any, curriculum_class: Any, settings: Mapping[str, Any]) -> 
             raise ValueError(f"no attribute {attribute!r} (it has {known})")
         curriculum.set_attr_level(attribute, level)
     config = curriculum.generate_configuration(settings)
+    # Last: settings win over what the curriculum chose.
     for key, value in settings.items():
         setattr(config, key, value)
     return config

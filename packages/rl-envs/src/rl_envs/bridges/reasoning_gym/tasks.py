@@ -62,12 +62,14 @@ class ReasoningGymTasks(TaskSource):
             raise TaskError(f"style must be 'words' or 'bare': got {style!r}")
         if level is not None and (type(level) is not int or level < 0):
             raise TaskError(f"level must be a whole number from 0: got {level!r}")
+        # One process: tasks are proposed one at a time.
         self._calls = LimitedCalls(SERVER, 1, make_deadline_s)
         self.family, self.level, self.style = family, level, style
         self.levels, self.settings = dict(levels or {}), dict(settings or {})
         self._weights = self._read_families(family)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Processes cannot be pickled; a copy starts its own.
         return _make, (self._arguments(),)
 
     def _arguments(self) -> dict[str, Any]:

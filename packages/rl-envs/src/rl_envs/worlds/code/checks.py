@@ -88,6 +88,7 @@ def _language(columns: Mapping[str, Any], row: int) -> str:
     language = columns.get("language")
     if language is None:
         return "python"
+    # Data sets name languages as Markdown does: py, js, c++.
     named = str(language).strip().lower()
     for name, known in LANGUAGES.items():
         if named in known.fences:
@@ -207,6 +208,7 @@ def _assertion(test: ast.expr, row: int, renamed: Mapping[str, str]) -> Assertio
     taken = _Calls(renamed)
     rule = taken.visit(test)
     try:
+        # It would hold or fail whatever the program does.
         if not taken.calls:
             raise ValueError("it calls nothing that a program could define")
         check_rule(rule)
@@ -227,10 +229,13 @@ class _Calls(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace a call of the program's function, with its arguments, by a name."""
+        # Evaluated outside; a program could redefine it to make its tests pass.
         if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
             return self.generic_visit(node)
         for part in ast.walk(node):
             if isinstance(part, ast.Name):
+                # HumanEval calls the function `candidate`, but in the sandbox it has
+                # its own name.
                 part.id = self._renamed.get(part.id, part.id)
         self.calls.append(ast.unparse(node))
         return ast.Name(f"_{len(self.calls) - 1}", ast.Load())

@@ -177,6 +177,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
             if own.assertions:
                 code, stdin, mark = program_with_calls(program, own)
                 jobs.append(Program(code, stdin))
+            # All rows in one list, so that the sandbox's slots are shared among them.
             jobs.extend(Program(program, run.stdin, own.language) for run in own.runs)
             marks.append(mark)
         results = iter(self._run(jobs))
@@ -204,6 +205,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
 
     def _reward(self, verdict: _Verdict) -> float:
         if verdict.status == "sandbox":
+            # Not scored: the program is not to blame.
             return float(np.nan)
         if self.config.credit == "share":
             return verdict.passed / verdict.size
@@ -212,6 +214,8 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
 
 def _worst(results: Sequence[SandboxResult]) -> str:
     """Return the most severe status."""
+    # The sandbox first: its failure leaves the row unscored, whatever the other runs
+    # say.
     order = ("sandbox", "build", "time", "memory", "output", "signal", "error")
     found = {result.status for result in results}
     return next((status for status in order if status in found), "ok")

@@ -107,6 +107,8 @@ def holds(rule: ast.expr, results: Sequence[Any]) -> bool:
     """
     try:
         return bool(_value(rule, results))
+    # What values of a program can provoke; anything else is a defect here and must
+    # show.
     except (ArithmeticError, LookupError, TypeError, ValueError, RecursionError):
         return False
 
@@ -172,6 +174,7 @@ def _choice(node: ast.AST, of: Callable[[ast.AST], Any]) -> Any:
 
 def _check_numbers(*values: Any) -> None:
     for value in values:
+        # Sets have a difference, which cannot grow.
         if isinstance(value, set | frozenset):
             continue
         is_number = isinstance(value, int | float | complex)

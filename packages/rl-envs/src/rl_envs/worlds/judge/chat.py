@@ -89,6 +89,8 @@ class Chat:
             if self._kept.get(key) is None
         }
         self.costs.kept += len(keys) - len(missing)
+        # Before the first request: half a batch of verdicts would be paid for and
+        # useless.
         self._check_budget(len(missing))
         if missing:
             # The caller's thread, such as a notebook's, may already run an event loop.
@@ -145,6 +147,7 @@ class Chat:
             self._kept.keep(replies)
             self.costs.calls += len(replies)
             self.costs.failures += len(failures)
+        # A few failures leave rows unscored; none at all means that the judge is down.
         if not replies:
             raise JudgeError(
                 f"the judge at {self._config.address} must answer: "
@@ -167,6 +170,7 @@ class Chat:
         Raises:
             JudgeError: The server refuses the request.
         """
+        # Held during pauses, too, so that a busy server gets fewer requests.
         async with slots:
             for attempt in range(self._config.num_attempts):
                 if attempt:
@@ -181,10 +185,12 @@ class Chat:
 
     async def _send(self, client: openai.AsyncOpenAI, question: Question) -> str:
         request = self._request(question)
+        # Part of the key of kept replies, but no argument of the server.
         del request["address"]
         answer = await client.chat.completions.create(**request)
         if answer.usage is not None:
             self.costs.tokens += answer.usage.total_tokens
+        # None for a reply without text, which is then one without a verdict.
         return answer.choices[0].message.content or ""
 
     async def _try(self, send: Callable[[], Awaitable[str]]) -> tuple[str | None, str]:

@@ -39,6 +39,7 @@ class Comparison:
         """True if both orders agree; None if one of them has no verdict."""
         if not self.left_first or not self.right_first:
             return None
+        # Not `==`: means of votes carry rounding errors.
         return abs(fmean(self.left_first) + fmean(self.right_first) - 1.0) < 1e-9
 
     @property
@@ -85,6 +86,8 @@ def compared(
             right_first=_verdicts(right),
             num_replies=len(left) + len(right),
         )
+        # Questions alternate between the two orders of each pair, as they were built
+        # above.
         for left, right in zip(replies[::2], replies[1::2], strict=True)
     ]
 

@@ -165,6 +165,7 @@ class JudgeEnvironment(EnvironmentInterface[Columns]):
         metrics = reward_metrics(batch)
         now, before = asdict(self._chat.costs), asdict(self._reported)
         metrics |= {f"judge/{name}": float(now[name] - before[name]) for name in now}
+        # A copy of the counters, which go on: each step reports only what it added.
         self._reported = Costs(**now)
         if self._num_verdicts:
             metrics["judge/unread"] = self._num_unread / self._num_verdicts

@@ -24,6 +24,7 @@ def key_of(request: Mapping[str, Any], vote: int) -> str:
         request: Address, model, messages and sampling.
         vote: Index among several replies to the same request.
     """
+    # Sorted: the key must not depend on the order in which a request was built.
     text = json.dumps({"request": request, "vote": vote}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -83,6 +83,8 @@ def score_in(reply: str, scale: tuple[int, int]) -> float | None:
     if found is None:
         return None
     score = float(found[1])
+    # Outside the scale the judge has misread the question; clipping would invent a
+    # score.
     return score if scale[0] <= score <= scale[1] else None
 
 
@@ -111,5 +113,7 @@ def _marked(title: str, text: str, limit: int | None = None) -> str:
     note = ""
     if limit is not None and len(text) > limit:
         note = f", its first {limit} of {len(text)} characters"
+        # After the code is computed: it covers the whole text, and cannot be known
+        # while writing it.
         text = text[:limit]
     return f"=== {code}: {title}{note}\n{text}\n=== {code}: end"

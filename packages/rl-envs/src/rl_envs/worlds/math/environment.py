@@ -236,6 +236,7 @@ def _solution(columns: Columns, row: int) -> str:
     given = columns if isinstance(columns, Mapping) else {}
     for name in _COLUMNS:
         value = given.get(name)
+        # A bool is an int, but no solution.
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             return str(value)
     raise MessageLogError(

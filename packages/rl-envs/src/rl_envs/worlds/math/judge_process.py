@@ -19,6 +19,7 @@ _MEMORY_BYTES = 4 << 30
 
 def judge(response: str | None, solution: str) -> dict[str, Any]:
     """Compare a response with a solution, or only read the solution."""
+    # Not at the top: run_server reports a failed import of sympy as `cannot_start`.
     from rl_envs.mathematics.judging import judge_answer, read_solution  # noqa: PLC0415
     from rl_envs.mathematics.values import Unreadable  # noqa: PLC0415
 

@@ -108,6 +108,7 @@ def checked_parts(parts: Sequence[RewardPart]) -> tuple[RewardPart, ...]:
         for p in parts
     ]
     for part in found[1:]:
+        # Two parts with turns would both want to answer the policy.
         if part.environment.many_turns:
             raise ConfigError(
                 f"part {part.name!r} of environment 'multi_reward' has many turns, but "

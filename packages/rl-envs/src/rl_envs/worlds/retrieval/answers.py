@@ -28,6 +28,7 @@ def normalized(text: str) -> str:
 def exact_match(response: str, answers: Sequence[str]) -> float:
     """Return 1 if a response equals one of the answers after normalisation, else 0."""
     found = normalized(response)
+    # An empty response would equal an answer of articles and punctuation only.
     return float(bool(found) and any(found == normalized(a) for a in answers))
 
 

@@ -48,6 +48,7 @@ def read_corpus(source: str | Path | Sequence[Mapping[str, Any]]) -> list[Docume
 
 
 def _of_folder(folder: Path) -> list[Document]:
+    # Sorted: the order in which a file system lists files differs between machines.
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in _SUFFIXES)
     return [
         Document(str(path.relative_to(folder).with_suffix("")), _text_of(path))
