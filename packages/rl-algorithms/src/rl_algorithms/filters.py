@@ -95,6 +95,7 @@ def mask_sequence_logprob_error(
     _check_shapes(token_mask.shape[:1], sample_mask=sample_mask)
     trained = token_mask != 0
     error = torch.where(trained, (generation_logprobs - prev_logprobs).abs().exp(), 0.0)
+    # A row without trained tokens has no error, and 0 / 0 would drop it.
     mean = error.sum(-1) / trained.sum(-1).clamp(min=1)
     # Not written as `>`, which would keep rows with NaN.
     dropped = ~(mean <= threshold) & (sample_mask != 0)
@@ -201,12 +202,15 @@ class DynamicSamplingBuffer:
         for batch in self._batches:
             groups = batch["group_index"]
             batch["group_index"] = groups + offset
+            # The largest index and not the number of groups, as the filter leaves gaps.
             offset += int(groups.max()) + 1
         rows: BatchedDataDict[Any] | None = None
         if self._batches:
             rows = BatchedDataDict.from_batches(
                 self._batches, pad_value_dict=self._pad_values
             )
+            # Groups are complete on both sides of the cut: a batch is a multiple of the
+            # group size.
             rows = rows.slice(0, min(self._num_rows, rows.size))
         metrics = {
             "dynamic_sampling_num_gen_batches": float(self.num_gen_batches),

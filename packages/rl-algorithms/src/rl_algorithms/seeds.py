@@ -17,6 +17,7 @@ _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Scramble 64-bit integers; a bijection."""
+    # Arithmetic modulo 2^64 is intended, and numpy warns of it for scalars.
     with np.errstate(over="ignore"):
         z = values + _GAMMA
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

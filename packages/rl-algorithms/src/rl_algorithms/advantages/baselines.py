@@ -101,6 +101,8 @@ def calculate_baseline_and_std_per_group(
         valid_mask=valid_mask,
         std_rewards=std_rewards,
     )
+    # Group indices may be sparse or negative; sums per group need them to be 0 to G -
+    # 1.
     _, groups = torch.unique(group_index, return_inverse=True)
     num_groups = int(groups.max()) + 1 if groups.numel() else 0
     valid = (
@@ -113,6 +115,7 @@ def calculate_baseline_and_std_per_group(
     std = moments.std(
         rewards if std_rewards is None else std_rewards, leave_one_out_baseline
     )
+    # An integer dtype would truncate the mean.
     dtype = rewards.dtype if rewards.dtype.is_floating_point else torch.float32
     return baseline.to(dtype), std.to(dtype)
 
@@ -144,11 +147,15 @@ class _GroupMoments:
             # Deviations of a group sum to 0, so those of the others sum to minus this
             # row's.
             mean = mean - deviation / others.clamp(min=1)
+        # A group without valid rows has no mean; the reward itself gives the advantage
+        # 0.
         return torch.where(self._count == 0, rewards.to(torch.float64), mean)
 
     def std(self, rewards: Tensor, leave_one_out: bool) -> Tensor:
         _, deviation = self._centre(rewards)
         squares = self._sum(deviation.square())
+        # Relative to the rewards, not to their deviations: equal float32 rewards differ
+        # by rounding in proportion to their size.
         floor = _RESOLUTION * self._largest(rewards)
         whole = (squares / (self._count - 1).clamp(min=1)).sqrt()
         whole = torch.where(whole > floor, whole, 0.0)
@@ -160,6 +167,7 @@ class _GroupMoments:
         rest = squares - deviation.square() * (1 + 1 / others.clamp(min=1))
         std = (rest.clamp(min=0) / (others - 1).clamp(min=1)).sqrt()
         spread = (others > 1) & (std > floor)
+        # Where the whole group agrees, a spread of the others is rounding as well.
         return torch.where(spread & (whole > 0), std, whole)
 
     def _largest(self, rewards: Tensor) -> Tensor:

@@ -72,6 +72,8 @@ class ReinforcePlusPlusAdvantageEstimator:
         if config.normalize_rewards:
             returns = whiten(returns, weights)
         if penalty is not None:
+            # Without whitening, tokens that are no actions would keep the returns that
+            # follow them.
             returns = torch.where(weights != 0, returns, 0.0)
         return finish_advantages(returns, rewards, valid_mask, config)
 
@@ -115,6 +117,8 @@ class GDPOAdvantageEstimator:
 
     def _weights(self, named: Mapping[str, Tensor]) -> dict[str, float]:
         """Return the weight of each reward, 1 by default."""
+        # Sorted, so that the float sum does not depend on the order of an environment's
+        # keys.
         names = sorted(named)
         if len(names) < 2:
             raise LossInputError(
@@ -133,6 +137,8 @@ class GDPOAdvantageEstimator:
     def _relative(self, values: Tensor, group_index: Tensor, valid: Tensor) -> Tensor:
         """Return [N], one reward relative to its group; 0 where it does not apply."""
         config = self.config
+        # NaN means that the reward does not apply: such a row leaves the group's
+        # statistics too.
         applies = (valid != 0) & values.isfinite()
         values = torch.where(applies, values, 0.0).to(torch.float64)
         baseline, std = calculate_baseline_and_std_per_group(

@@ -116,6 +116,8 @@ class GRPOAdvantageEstimator:
             )
         advantages = values - baseline
         if config.normalize_rewards:
+            # No epsilon: agreement is an exact 0 here, and an epsilon would shrink
+            # close rewards.
             advantages = advantages / torch.where(std > 0, std, 1.0)
         return finish_advantages(advantages, rewards, valid_mask, config)
 
@@ -158,8 +160,12 @@ def finish_advantages(
     if low is not None or high is not None:
         advantages = advantages.clamp(low, high)
     if valid_mask is not None:
+        # Appends axes for [N, S] advantages, as broadcasting would align rows with
+        # tokens.
         valid = (valid_mask != 0).reshape(-1, *[1] * (advantages.dim() - 1))
+        # `where` and not a product: the reward of an invalid row may be NaN.
         advantages = torch.where(valid, advantages, 0.0)
     return advantages.to(
+        # Rewards may be integers, whose dtype would truncate an advantage of 0.5 to 0.
         rewards.dtype if rewards.dtype.is_floating_point else torch.float32
     )

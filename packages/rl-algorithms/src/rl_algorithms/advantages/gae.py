@@ -54,6 +54,8 @@ def final_values(values: Tensor, token_mask: Tensor, cut_off: Tensor) -> Tensor:
     """
     actions = _actions(token_mask)
     last = _last_action(actions)
+    # A row without an action has -1, which gather refuses; `where` discards what it
+    # reads.
     found = values.gather(1, last.clamp(min=0)).squeeze(1)
     return torch.where(cut_off & (last.squeeze(1) >= 0), found, 0.0)
 
@@ -136,5 +138,6 @@ def _last_action(actions: Tensor) -> Tensor:
 def _actions(token_mask: Tensor) -> Tensor:
     """Return [N, S], whether a token is an action; the first of a row has no state."""
     actions = token_mask != 0
+    # The comparison above made a new tensor, so the caller's mask stays as it is.
     actions[:, 0] = False
     return actions

@@ -55,6 +55,8 @@ def add_kl_penalty(
         config.kl_output_clamp_value,
     )
     rows["kl_penalty"] = config.reference_policy_kl_penalty * kl
+    # The metric leaves invalid rows out; the column keeps them, as estimators have
+    # their own mask.
     counted = trained * rows["sample_mask"].unsqueeze(1)
     return {"kl_penalty": Mean(float((kl * counted).sum()), float(counted.sum()))}
 

@@ -35,6 +35,7 @@ def mask_overlong(sample_mask: Tensor, truncated: Tensor) -> tuple[Tensor, int]:
             "truncated must have the shape of sample_mask, "
             f"{list(sample_mask.shape)}: got {list(truncated.shape)}"
         )
+    # Rows that already did not count are not counted as dropped again.
     dropped = truncated.bool() & (sample_mask != 0)
     return sample_mask.masked_fill(dropped, 0), int(dropped.sum())
 
@@ -80,6 +81,8 @@ def shape_rewards(
         LossInputError: The columns do not have the same rows.
     """
     check_rewards(rewards, generation_lengths=generation_lengths, truncated=truncated)
+    # The two penalties exclude each other in the configuration, so there is no order of
+    # them.
     if config.stop_properly_penalty_coef is not None:
         return torch.where(
             truncated.bool(), rewards * config.stop_properly_penalty_coef, rewards

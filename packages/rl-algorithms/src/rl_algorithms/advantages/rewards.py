@@ -68,4 +68,6 @@ def scale_rewards(rewards: Tensor, config: RewardScalingConfig) -> tuple[Tensor,
         config.source_max - config.source_min
     )
     scaled = config.target_min + (clamped - config.source_min) * slope
+    # The count is a metric: a wrong source range otherwise flattens rewards without a
+    # sign.
     return scaled, int((clamped != rewards).sum())

@@ -30,9 +30,13 @@ def whiten(values: Tensor, weights: Tensor) -> Tensor:
     counted = torch.where(counts, values.to(torch.float64), 0.0)
     total = weights.sum()
     mean = (counted * weights).sum() / total.clamp(min=1)
+    # Values of weight 0 were replaced by 0, and would deviate by the whole mean.
     deviation = torch.where(counts, counted - mean, 0.0)
+    # Deviations, not the mean of squares minus the squared mean, which cancels for
+    # large means.
     variance = (deviation.square() * weights).sum() / (total - 1).clamp(min=1)
     std = variance.sqrt()
+    # amax of nothing raises, and an empty batch has nothing to whiten.
     floor = _RESOLUTION * counted.abs().amax() if counted.numel() else std
     whitened = torch.where(std > floor, deviation / std, torch.zeros_like(deviation))
     return whitened.to(values.dtype)

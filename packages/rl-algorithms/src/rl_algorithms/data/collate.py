@@ -25,10 +25,12 @@ def pad_rows(
     """
     lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
     width = int(lengths.max(initial=0))
+    # At least one column, because reductions over a width of 0 fail.
     width = max(-(-width // multiple) * multiple, 1)
     padded = np.full((len(rows), width), pad_value, np.int64)
     if len(rows) and lengths.any():
         filled = np.arange(width) < lengths[:, None]
+        # One masked assignment is faster than a copy per row.
         padded[filled] = torch.cat(list(rows)).numpy()
     return torch.from_numpy(padded), torch.from_numpy(lengths)
 
@@ -49,6 +51,7 @@ def rl_collate_fn(
     columns: dict[str, Any] = {
         "input_ids": input_ids,
         "input_lengths": lengths,
+        # A clone, so that changing one column in place leaves the other alone.
         "length": lengths.clone(),
         "loss_multiplier": torch.tensor(
             [datum["loss_multiplier"] for datum in batch], dtype=torch.float32

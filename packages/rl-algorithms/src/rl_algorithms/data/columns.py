@@ -51,6 +51,7 @@ def find_columns(rows: Rows, config: DataConfig, name: str) -> ColumnMap:
     Raises:
         ColumnError: A configured column is missing, or no row can be read.
     """
+    # The first row stands for all; one that differs fails when it is read.
     present = list(rows[0])
     found = ColumnMap(
         prompt=find_column("input_key", config.input_key, PROMPT_NAMES, present, name),
@@ -62,6 +63,7 @@ def find_columns(rows: Rows, config: DataConfig, name: str) -> ColumnMap:
         ),
         text=find_column("text_key", config.text_key, ("text",), present, name),
     )
+    # A configured conversation wins over a prompt column that only has a usual name.
     if config.messages_key is not None and config.input_key is None:
         found = ColumnMap(None, found.answer, found.messages, None)
     if found.prompt is None and found.messages is None and found.text is None:
@@ -153,6 +155,7 @@ def _message(
     item: Any, place: int, column: str, index: int, name: str
 ) -> dict[str, str]:
     if isinstance(item, dict):
+        # ShareGPT calls them `from` and `value`.
         role = item.get("role", item.get("from"))
         content = item.get("content", item.get("value"))
         if isinstance(role, str) and isinstance(content, str):

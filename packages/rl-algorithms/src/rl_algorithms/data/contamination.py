@@ -90,6 +90,7 @@ def find_overlaps(
     for part in held_out:
         for index, row in enumerate(part.rows):
             key = _canonical(reader.read(part.name, index, row))
+            # Of equal held-out prompts only the first is indexed.
             if key and places.setdefault(key, (part.name, index)) == (part.name, index):
                 runs.update(dict.fromkeys(_runs(key, ngram), key))
     found = []
@@ -208,6 +209,7 @@ def _texts_in(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, int | float) and not isinstance(value, bool):
+        # Operands may be in columns of their own, and tell tasks apart.
         yield str(value)
     elif isinstance(value, Mapping):
         for name, part in value.items():

@@ -161,6 +161,7 @@ def _from_pairs(
         for log, head in zip(logs, heads, strict=True)
         for message in log[head:]
     ]
+    # The messages of all rows at once, because tokenizers are faster on many texts.
     rest = iter(encoder.continuations(texts))
     end = end_tokens(tokenizer, config)
     data = []
@@ -171,6 +172,7 @@ def _from_pairs(
         mask: list[int] = []
         for places in groups:
             piece = firsts[index] if places.start == 0 else next(rest)
+            # Sampling stops at EOS, so each answer must teach it.
             if log[places.start]["role"] == "assistant":
                 piece = piece + end
             ids += piece

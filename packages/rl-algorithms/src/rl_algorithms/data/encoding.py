@@ -73,6 +73,7 @@ def render_conversation(
     spans = []
     for place, message in enumerate(messages):
         if place not in places:
+            # Nothing is learned here, so the template may rewrite the message later.
             spans.append((0, 0))
             continue
         head = ""
@@ -80,6 +81,8 @@ def render_conversation(
             head = render_chat(
                 tokenizer,
                 messages[:place],
+                # The header of an answer belongs to its prompt, because the model does
+                # not write it.
                 add_generation_prompt=message["role"] == "assistant",
             )
         whole = (
@@ -113,6 +116,7 @@ def encode_conversations(
     for chunk in _chunks(conversations):
         encoded = tokenizer(
             [conversation.text for conversation in chunk],
+            # The chat template has written them into the text.
             add_special_tokens=False,
             return_offsets_mapping=True,
         )
@@ -138,6 +142,8 @@ def _messages_of_tokens(
     starts = np.fromiter((start for start, _ in offsets), np.int64, len(offsets))
     owner = np.full(len(offsets), -1, np.int64)
     for place, (start, end) in enumerate(spans):
+        # By its start: a token across a border belongs to the message in which it
+        # begins.
         owner[(starts >= start) & (starts < end)] = place
     return owner.tolist()
 

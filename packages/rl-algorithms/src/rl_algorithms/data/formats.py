@@ -85,11 +85,13 @@ def read_row(row: Row, index: int, format_name: str, name: str) -> Row | None:
         )
     try:
         found = form.read(row)
+    # Readers index cells without checking each, so another schema raises any of these.
     except (ValueError, TypeError, LookupError) as error:
         raise ColumnError(
             f"dataset {name}: row {index} cannot be read by the format {form.name}: "
             f"{error}; correct the row, or set format to null"
         ) from error
+    # Converted columns win: a dataset may use one of these names for something else.
     return None if found is None else {**row, **found}
 
 
@@ -135,6 +137,7 @@ def _last_box(text: str) -> str:
         raise ValueError(f"solution must hold \\boxed{{}}: got {text[-60:]!r}")
     start, depth = places[-1].end(), 0
     for end in range(start, len(text)):
+        # Escaped braces are printed ones, and do not nest.
         escaped = end > 0 and text[end - 1] == "\\"
         if text[end] in "{}" and not escaped:
             depth += 1 if text[end] == "{" else -1
@@ -164,6 +167,7 @@ def _deepscaler(row: Row) -> Mapping[str, Any]:
     worked = isinstance(solution, str) and bool(solution.strip())
     return {
         "prompt": _text(row, "problem"),
+        # Rows without a worked solution have only the final answer to imitate.
         "answer": solution if worked else final,
         "ground_truth": final,
     }

@@ -143,6 +143,8 @@ class BatchedDataLoader:
     ) -> None:
         rows = (
             dataset
+            # Not copied if it can be indexed, since a Hugging Face dataset reads rows
+            # when used.
             if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
             else list(dataset)
         )
@@ -341,6 +343,8 @@ class BatchedDataLoader:
                 f"{self.num_rows} is no place in it"
             )
         if self._pass_rates is not None:
+            # Its records decide which rows an epoch has, so the cached order is no
+            # longer valid.
             self._pass_rates.load_state_dict(state["pass_rate_filter"])
             self._order = None
         self._epoch, self._position = epoch, position

@@ -86,6 +86,7 @@ def set_aside(
     trained, held_out = [], []
     for source in sources:
         rows = source.rows
+        # With one source the number is exact, where rounding a fraction could miss it.
         whole = size >= 1 and len(sources) == 1
         count = int(size) if whole else round(part * len(rows))
         if not 0 < count < len(rows):
@@ -95,6 +96,7 @@ def set_aside(
                 "on either side"
             )
         order = permutation(len(rows), seed=seed, epoch=_SPLIT_EPOCH)
+        # Sorted, so that both parts keep the order of the source.
         trained.append(replace(source, rows=take(rows, sorted(order[count:]))))
         held_out.append(
             replace(

@@ -68,6 +68,7 @@ def quotas(weights: Sequence[float], num_rows: int) -> list[int]:
     exact = np.asarray(weights, np.float64) / np.sum(weights) * num_rows
     shares = np.floor(exact).astype(np.int64)
     rest = num_rows - int(shares.sum())
+    # Stable, so that equal remainders go to the same sources on each platform.
     shares[np.argsort(shares - exact, kind="stable")[:rest]] += 1
     if not shares.all():
         index = int(np.argmin(shares))
@@ -105,6 +106,7 @@ class MixtureOrder:
         self._seed, self._shuffle = seed, shuffle
         places = [(2 * np.arange(q) + 1) / (2 * q) for q in self._quotas]
         owners = np.repeat(np.arange(len(sizes)), self._quotas)
+        # Stable, as rows of different sources may have equal positions.
         self._owners = owners[np.argsort(np.concatenate(places), kind="stable")]
 
     def __len__(self) -> int:
@@ -122,6 +124,8 @@ class MixtureOrder:
         for source, (size, quota) in enumerate(
             zip(self._sizes, self._quotas, strict=True)
         ):
+            # Counted across epochs, so that a source repeats no row before all have
+            # been used.
             taken = np.arange(epoch * quota, (epoch + 1) * quota)
             result[self._owners == source] = first + self._rows(source, size, taken)
             first += size

@@ -121,6 +121,8 @@ class DataModule:
                 )
             held_out = _limited(held_out, max_val_rows)
             self._note(sources, "train")
+            # After the limit on validation rows: only those that are measured can be
+            # leaked.
             sources = self._without_overlaps(sources, held_out)
             self._sources = {s.title: self._processed(s) for s in sources}
             self.train_dataset = _joined(self._sources.values())
@@ -235,6 +237,7 @@ class DataModule:
                 self._batch_size,
                 _BATCH_KEYS[self._kind],
             )
+        # A dataset smaller than a batch would otherwise never give one.
         return num_rows >= self._batch_size
 
     def _stream(self, train: Any) -> StreamLoader:
@@ -305,6 +308,7 @@ class DataModule:
             name=name,
         )
         unknown = (
+            # One warning is enough: all sources share the tokenizer.
             None if self._has_warned else unknown_prompts(data, self._tokenizer, name)
         )
         if unknown is not None:
@@ -317,11 +321,13 @@ class DataModule:
         data = self._process(source.rows, source.name)
         if source.title:
             for datum in data:
+                # A column of that name in the data wins.
                 datum["extra_env_info"].setdefault("dataset_name", source.title)
         return data
 
     def _collator(self, multiple: int) -> Callable[[list[Any]], Any]:
         pad = self._tokenizer.pad_token_id
+        # Lengths and masks exclude padding, so any token of the vocabulary will do.
         pad = pad if pad is not None else self._tokenizer.eos_token_id or 0
         if self._kind == "prompts":
             return partial(rl_collate_fn, pad_token_id=pad)
@@ -334,6 +340,7 @@ def _limited(held_out: list[LoadedSource], max_rows: int | None) -> list[LoadedS
     """Return equal parts of the sources, together at most a number of rows."""
     if max_rows is None or not held_out:
         return held_out
+    # At least one row each, as a set without rows has no metrics.
     each = max(max_rows // len(held_out), 1)
     return [source.first(each) for source in held_out]
 

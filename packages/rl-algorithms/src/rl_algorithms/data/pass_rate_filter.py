@@ -154,6 +154,7 @@ class PassRateFilter:
         num_revisited = 0
         for row, record in self._records.items():
             is_easy, is_hard = self._extreme(record)
+            # An epoch of a mixture may lack some rows of a source.
             if row not in present or not (is_easy or is_hard):
                 continue
             if epoch - record[1] >= self._config.revisit_epochs:
@@ -162,6 +163,7 @@ class PassRateFilter:
                 (too_easy if is_easy else too_hard).add(row)
         early = self._early(order, too_easy | too_hard, min_rows)
         self._epoch = epoch
+        # Sorted, so that equal states are saved as equal files.
         self._too_easy = tuple(sorted(too_easy - early))
         self._too_hard = tuple(sorted(too_hard - early))
         self._metrics = self._measure(order, num_revisited + len(early))
@@ -171,6 +173,7 @@ class PassRateFilter:
     def _extreme(self, record: Record) -> tuple[bool, bool]:
         """Return whether a prompt is too easy, and whether it is too hard."""
         visits = record[2:]
+        # Too few visits to judge; each has two numbers.
         if len(visits) < 2 * self._config.num_visits:
             return False, False
         rate = sum(visits[::2]) / sum(visits[1::2])

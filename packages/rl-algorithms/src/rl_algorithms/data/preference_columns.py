@@ -109,6 +109,7 @@ def _pair(
         prompt = _shared(sides)
         sides = [side[len(prompt) :] for side in sides]
     if prompt:
+        # Only here: without a prompt, both texts are taken as they are.
         prompt = layout.with_system(prompt)
     for column, side in zip((chosen, rejected), sides, strict=True):
         if not any(m["role"] == "assistant" and m["content"] for m in side):
@@ -165,9 +166,12 @@ def _best_and_worst(row: Row, column: str, index: int, name: str) -> dict[str, A
             and isinstance(item.get("rank"), int | float)
             and "completion" in item
         ):
+            # One odd item spoils the comparison, and the error below shows the whole
+            # cell.
             ranked = []
             break
         ranked.append((item["rank"], item["completion"]))
+    # By rank alone, as completions may be mappings, which have no order.
     ranked.sort(key=lambda pair: pair[0])
     if len(ranked) < 2 or ranked[0][0] == ranked[-1][0]:
         raise ColumnError(

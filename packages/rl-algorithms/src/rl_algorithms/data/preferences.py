@@ -229,6 +229,7 @@ def _limited(
         list(limited),
         name=name,
         num_source_rows=num_rows,
+        # After truncation no row is too long any more, so `limited` counts none.
         num_overlong=num_overlong or limited.num_overlong,
         max_length=max_length,
     )

@@ -79,11 +79,13 @@ def answers_of(path: str) -> str | None:
 def _first_rows(source: SourceConfig) -> tuple[Rows, str]:
     """Return the first rows of a source, or none if they cannot be read quickly."""
     if source.tasks is not None:
+        # All tasks of a world have the same columns, and generating one is fast.
         few = source.tasks.replace(num_rows=1)
         return load_configured(source.replace(tasks=few))
     if source.path is None:
         return [], ""
     name, place = describe_source(source.path), Path(source.path).expanduser()
+    # These need the network, or a library that takes a second to import.
     if not place.exists() or holds_saved_dataset(place):
         return [], name
     found = locate(source.path, source.split, source.subset)

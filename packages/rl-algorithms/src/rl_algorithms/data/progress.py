@@ -37,6 +37,7 @@ def track(
         clock: Clock in seconds, from any origin.
     """
     out = stream if stream is not None else sys.stderr
+    # A live display replaces sys.stderr by an object of another class.
     if stream is None and not (isinstance(out, io.TextIOWrapper) and out.isatty()):
         yield from items
         return
@@ -51,6 +52,7 @@ def track(
                 line = _line(what, (number + 1) * step, total, now_s - began_s)
                 out.write(f"\r\x1b[K{line}")
                 out.flush()
+    # Also after an error, whose message must not share the line with the bar.
     finally:
         if drawn:
             out.write("\r\x1b[K")

@@ -57,6 +57,7 @@ class PromptFormat:
                 f"of dataset {name}, row {index}: it has {', '.join(map(repr, row))} "
                 "(and {prompt}); write literal braces twice"
             ) from error
+        # Raised for unbalanced braces, for {} and {0}, and for {column.attribute}.
         except (ValueError, IndexError, AttributeError) as error:
             raise DataError(
                 f"data.prompt_template cannot be filled: {error}; it may hold "
@@ -103,12 +104,15 @@ def process_prompts(
     for index, row in enumerate(track(rows, "reading prompts", total=len(rows))):
         log, answer = _prompt_of(row, columns, layout, index, name)
         logs.append(log)
+        # A copy, as the caller's row must not gain a column.
         info = dict(row)
         if answer is not None:
+            # A column that is named `answer` wins.
             info.setdefault("answer", answer)
         infos.append(info)
     encoder = TextEncoder(tokenizer, config.add_bos)
     if uses_chat_template(config, tokenizer):
+        # Without BOS, which a template that wants one has written itself.
         tokens = encoder.continuations([render_chat(tokenizer, log) for log in logs])
     else:
         tokens = encoder.starts([plain_text(log) for log in logs])

@@ -64,6 +64,9 @@ def fingerprint(rows: Rows) -> str:
     count = min(len(rows), _MOST_ROWS)
     for place in range(count):
         row = dict(rows[place * len(rows) // count])
+        # Sorted, as readers may order columns differently; repr covers dates and
+        # arrays.
         text = json.dumps(row, sort_keys=True, default=repr, ensure_ascii=False)
+        # Scraped text may contain lone surrogates, which plain UTF-8 refuses.
         digest.update(text.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:16]

@@ -82,6 +82,7 @@ def _read_json(path: Path) -> Iterator[Row]:
             f"dataset {str(path)!r} is not valid JSON: {error}; a file with one object "
             "per line must end in .jsonl"
         ) from error
+    # Some exports wrap their rows in an object with metadata.
     if isinstance(value, dict) and isinstance(value.get("data"), list):
         value = value["data"]
     name = repr(str(path))
@@ -104,10 +105,15 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 
 def _read_csv(path: Path) -> Iterator[Row]:
+    # The csv module handles line ends itself, as cells may contain some.
     with open(path, encoding="utf-8", newline="") as file:
+        # Not strict, it would read an unclosed quote as one huge cell.
         reader = csv.DictReader(file, strict=True)
         try:
+            # The header is line 1.
             for number, row in enumerate(reader, start=2):
+                # DictReader stores surplus fields under None, and None in place of
+                # missing ones.
                 if None in row or None in row.values():
                     raise DataError(
                         f"dataset {str(path)!r}, line {number}: has another number of "
@@ -125,6 +131,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
     parquet = import_module("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
+            # Batch by batch, because a streamed file may be larger than the memory.
             for batch in file.iter_batches():
                 yield from batch.to_pylist()
     except (OSError, ValueError) as error:

@@ -52,6 +52,7 @@ __all__ = [
 ]
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+# An iterable that never ends would otherwise fill the memory.
 _MAX_ROWS = 50_000_000
 
 
@@ -188,6 +189,7 @@ def describe_source(source: Any) -> str:
 
 
 def _from_object(source: Any, split: str | None, name: str) -> Rows:
+    # Known by its attributes, because importing datasets takes a second.
     if hasattr(source, "column_names") and hasattr(source, "__getitem__"):
         if isinstance(source, Mapping):
             return cast("Rows", _pick_split(source, split, name))
@@ -239,6 +241,7 @@ def as_row(row: Any, index: int, name: str) -> Row:
 def _with_metadata(row: dict[str, Any]) -> dict[str, Any]:
     """Turn the `metadata` of a task into columns, so that rewards can use them."""
     metadata = row.get("metadata")
+    # The row's own columns win over equal names in its metadata.
     return {**metadata, **row} if isinstance(metadata, Mapping) else row
 
 
@@ -275,6 +278,7 @@ def locate(
 def _check_path(path: str) -> None:
     """Reject a path that neither exists nor can be the name of a hub dataset."""
     place = Path(path).expanduser()
+    # A data file's ending means a path: `a/b.jsonl` would match a hub name as well.
     may_be_on_hub = place.suffix not in ENDINGS and _HUB_NAME.fullmatch(path)
     if not place.exists() and not may_be_on_hub:
         raise DatasetNotFoundError(
@@ -301,6 +305,7 @@ def _from_folder(path: Path, split: str | None) -> Any:
         if isinstance(loaded, Mapping):
             return _pick_split(loaded, split, repr(str(path)))
         return loaded
+    # iterdir has no order, but the rows need the same one in each run.
     files = sorted(
         file
         for file in [*path.iterdir(), *path.glob("data/*")]
@@ -317,6 +322,7 @@ def _from_folder(path: Path, split: str | None) -> Any:
             f"dataset folder {str(path)!r} has no file of split {split!r}: it holds "
             f"{', '.join(file.name for file in files)}"
         )
+    # Without a split in the names, all files form one dataset.
     return Files(chosen or files)
 
 
@@ -334,6 +340,7 @@ def _pick_split(splits: Mapping[str, Any], split: str | None, name: str) -> Any:
 
 def _from_hub(name: str, split: str | None, subset: str | None, streaming: bool) -> Any:
     datasets = import_module("datasets")
+    # A cached dataset can be used offline, so the hub is asked only without one.
     kept = Path(datasets.config.HF_DATASETS_CACHE) / name.replace("/", "___")
     refusal = None if kept.is_dir() else why_not_on_hub(name, "dataset")
     if refusal is not None:

@@ -153,6 +153,7 @@ class StreamLoader:
         left: list[tuple[int, int, DatumSpec]] = []
         is_empty = self._before == self._taken == 0
         for before, block in self._blocks():
+            # Only the first block after a resume is partly used.
             start = self._taken if before == self._before else 0
             left += [(before, n + 1, row) for n, row in enumerate(block)][start:]
             while len(left) >= self._batch_size:
@@ -177,6 +178,8 @@ class StreamLoader:
         """Yield the blocks from the current position on, with the rows before each."""
         before = self._before
         rows: Iterator[Row]
+        # An iterator cannot be reopened, so a resumed run also reads on from the first
+        # block; other sources may be able to skip rows without reading them.
         if self._epoch == 0 and self._first and (before == 0 or self._stream.once):
             rows = islice(chain(self._first, self._rest), before, None)
             self._first = []

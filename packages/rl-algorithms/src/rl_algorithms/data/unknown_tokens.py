@@ -24,6 +24,7 @@ def unknown_prompts(
         name: Name of the dataset.
     """
     unknown = getattr(tokenizer, "unk_token_id", None)
+    # A tokenizer may use EOS or BOS as its unknown token, which then says nothing.
     if unknown is None or unknown in (tokenizer.eos_token_id, tokenizer.bos_token_id):
         return None
     others = set(getattr(tokenizer, "all_special_ids", ())) - {unknown}

@@ -60,6 +60,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         tokenizer = self.components.required.tokenizer
         name = teacher.tokenizer.name or teacher.model_name
         check_same_vocabulary(tokenizer, load_tokenizer(name))
+        # A tiny vocabulary has fewer than k tokens, and topk would raise.
         self._k = min(settings.topk_logits_k, len(tokenizer.get_vocab()))
         if settings.on_policy:
             return super()._load_data(dataset, val_dataset)
@@ -86,6 +87,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             self._loss = self._build_loss()
             return
         if not self._is_scored:
+            # The rollout engine needs an environment, if only to end conversations.
             self.components = replace(self.components, environment=Unscored())
         super()._setup_algorithm()
 
@@ -170,6 +172,8 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             output = self.components.required.policy.train(
                 rows, self._loss, eval_mode=True, global_batch_size=rows.size
             )
+            # Weighted by tokens, so that the mean does not depend on how rows fall into
+            # batches.
             total += float(output["loss"].mean()) * num_tokens
             count += num_tokens
         return {"val_loss": total / count if count else 0.0, "num_tokens": count}

@@ -23,6 +23,7 @@ def check_same_vocabulary(student: Tokenizer, teacher: Tokenizer) -> None:
     ours, theirs = student.get_vocab(), teacher.get_vocab()
     if ours == theirs:
         return
+    # By number, so that the message names the first token that differs.
     odd = sorted(ours.items() ^ theirs.items(), key=lambda item: item[1])
     token, number = odd[0]
     raise ConfigError(

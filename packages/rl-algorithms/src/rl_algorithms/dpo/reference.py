@@ -69,6 +69,8 @@ class ReferenceLogprobs:
                 missing: dict[bytes, int] = {}
                 for row, digest in enumerate(_digests(batch)):
                     if digest not in self._sums:
+                        # The same answer may occur several times in a batch, and is
+                        # computed once.
                         missing.setdefault(digest, row)
                 if missing:
                     rows = batch.select_indices(list(missing.values()))
@@ -126,12 +128,15 @@ class ReferenceLogprobs:
                 sums=np.array(list(self._sums.values()), dtype=np.float64),
             )
             file.flush()
+            # Before the rename: after a crash the new name might otherwise hold an
+            # empty file.
             os.fsync(file.fileno())
         os.replace(temporary, self._file)
 
 
 def _digests(rows: BatchedDataDict[Any]) -> list[bytes]:
     """Return one digest per row, independent of padding and of other rows."""
+    # One dtype, so that the digest does not depend on how a collator stored the tokens.
     ids = rows["input_ids"].numpy().astype(np.int64, copy=False)
     mask = (rows["token_mask"] != 0).numpy()
     lengths = rows["input_lengths"].tolist()
@@ -146,6 +151,7 @@ def _digests(rows: BatchedDataDict[Any]) -> list[bytes]:
 def answer_logprobs(logprobs: Tensor, rows: BatchedDataDict[Any]) -> Tensor:
     """Return [N] float64 sums of [N, S] log-probs over each row's trained tokens."""
     learned = rows["token_mask"] != 0
+    # float64, because sums over long answers are large compared to their differences.
     return torch.where(learned, logprobs, 0.0)[:, 1:].sum(-1, dtype=torch.float64)
 
 
@@ -158,7 +164,10 @@ def reference_identity(config: PolicyConfig) -> str:
     folder = Path(config.model_name).expanduser()
     files = []
     if folder.is_dir():
+        # iterdir has no order, and the identity must be the same in a resumed run.
         for path in sorted(folder.iterdir()):
+            # Only weights and configuration: a README that changes must not cost the
+            # cache.
             if path.suffix in (".safetensors", ".json", ".bin"):
                 stat = path.stat()
                 files.append([path.name, stat.st_size, stat.st_mtime_ns])

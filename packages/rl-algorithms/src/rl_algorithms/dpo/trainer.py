@@ -32,6 +32,7 @@ __all__ = ["DPOTrainer"]
 
 _logger = get_logger(__name__)
 _CACHE_FILE = "reference_logprobs.npz"
+# An interruption loses the results of one call at most.
 _PAIRS_PER_CALL = 512
 
 
@@ -104,6 +105,8 @@ class DPOTrainer(PairTrainer[DPOConfig]):
                 added = known.add(self._all_pairs(), self._policy_logprobs)
             finally:
                 if checkpoint is not None and resumed:
+                    # In `finally`: an error must not leave the initial weights in the
+                    # policy.
                     policy.load_checkpoint(*resume_paths(Path(checkpoint)))
         _logger.info("computed reference log-probs of %d rows", added)
         return known
@@ -114,6 +117,8 @@ class DPOTrainer(PairTrainer[DPOConfig]):
 
     def _all_pairs(self) -> Iterator[BatchedDataDict[Any]]:
         """Yield all pairs of the run, ordered by length to save padding."""
+        # Validation pairs too: later the policy is trained, and their reference would
+        # be gone.
         for dataset in (self._data.train_dataset, self._data.validation_dataset):
             pairs: Sequence[Any] = sorted(dataset or (), key=lambda p: p["length"])
             for first in range(0, len(pairs), _PAIRS_PER_CALL):

@@ -58,11 +58,14 @@ def build_rows(
     timeline = Timeline.of(rows)
     scored = _conversations(rows, timeline)
     rewards, columns, metrics = _rewards(scored, settings)
+    # Advantages are of conversations, whose parts share one reward, and go back to the
+    # rows below.
     valid, groups = scored["sample_mask"], scored["group_index"]
     advantages = estimator.compute_advantage(rewards, groups, valid, **columns)
     by_name = settings.adv_estimator.name == "gdpo"
     named = columns.get("named_rewards") if by_name else None
     varied = rows_with_variance(rewards, groups, valid, named)
+    # A single answer has no variance by definition, and the rate would always read 1.
     if settings.num_generations_per_prompt > 1:
         metrics["zero_variance_rate"] = 1.0 - float(varied.float().mean())
     counted = valid != 0
@@ -74,6 +77,8 @@ def build_rows(
     )
     metrics |= filtered
     if settings.drop_zero_variance_groups:
+        # Only after the estimator: groups without variance still belong to the batch's
+        # statistics.
         keep &= varied
     train: BatchedDataDict[Any] = BatchedDataDict(
         {name: rows[name] for name in _COLUMNS if name in rows}
@@ -105,6 +110,7 @@ def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str,
             "trainer, but this generation backend returns none: set it to null, or "
             "have the backend return log-probs"
         )
+    # Counted first, as masking changes the column.
     num_valid = float((rows["sample_mask"] != 0).sum())
     rows["sample_mask"], dropped = mask_sequence_logprob_error(
         rows["sample_mask"],
@@ -120,6 +126,7 @@ def _conversations(
     rows: BatchedDataDict[Any], timeline: Timeline
 ) -> BatchedDataDict[Any]:
     """Return N rows, each with the concatenated tokens of a whole conversation."""
+    # The reward of a conversation is that of its last part.
     found = rows.select_indices(timeline.last_row)
     for name in ("token_mask", "kl_penalty"):
         if name in rows:
@@ -141,6 +148,7 @@ def _rewards(
     if named := named_rewards(rows):
         columns["named_rewards"] = named
         for name, values in named.items():
+            # NaN: the reward does not apply to this row, which must not spoil the mean.
             known = (rows["sample_mask"] != 0) & values.isfinite()
             metrics[name] = Mean.of(values[known].tolist())
     if "kl_penalty" in rows:

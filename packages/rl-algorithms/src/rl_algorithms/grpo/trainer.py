@@ -49,6 +49,8 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
         buffer = DynamicSamplingBuffer(
             batch.size * settings.num_generations_per_prompt,
             settings.dynamic_sampling_max_gen_batches,
+            # -1 stands for no version: padding must not look as if version 0 had
+            # sampled it.
             {"input_ids": pad if pad is not None else 0, "token_versions": -1},
             by_named_rewards=settings.adv_estimator.name == "gdpo",
         )
@@ -60,6 +62,8 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
             collected.append(metrics)
             if buffer.add(rows):
                 break
+            # Seeds derive from the prompt's index in the step, so each generation batch
+            # continues it.
             first += prompts.size
             prompts = self.draw_batch()
         kept, metrics = buffer.take()
@@ -70,6 +74,8 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
         metrics: dict[str, Any] = {}
         rows = unfold_branches(rows)
         if loss_config.has_kl_reward:
+            # The penalty enters the rewards, so even a single optimizer step needs both
+            # columns now.
             self._add_logprobs(rows, prev=True, reference=True)
         with self.phase("advantage_calculation"):
             if loss_config.has_kl_reward:

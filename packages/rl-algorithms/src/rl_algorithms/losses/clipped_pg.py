@@ -92,6 +92,7 @@ class ClippedPGLossFn:
         """Return the [B, T] policy-gradient loss without the other terms."""
         config, advantages = self.config, terms.advantages
         if config.disable_ppo_ratio:
+            # The ratio is left to the metrics: REINFORCE differentiates log p directly.
             loss = -advantages * terms.tokens.blank(terms.tokens.logprobs)
         elif config.use_cispo:
             curr = terms.tokens.blank(terms.tokens.logprobs)
@@ -108,6 +109,8 @@ class ClippedPGLossFn:
                 bounded = torch.minimum(loss, -advantages * config.ratio_clip_c)
                 loss = torch.where(advantages < 0, bounded, loss)
         if config.use_importance_sampling_correction and terms.weights is not None:
+            # Not in the ratio, where the clip would judge the sampler's numerics as if
+            # they were steps of the policy.
             loss = loss * terms.weights
         return loss
 
@@ -125,6 +128,8 @@ class ClippedPGLossFn:
             )
         per_sequence = masked_mean(
             per_token,
+            # Without the sample mask, which the mean over sequences applies: with a
+            # fixed normalizer a row's weight would count twice.
             tokens.token_mask,
             dim=-1,
             global_normalization_factor=self._length_normalizer,

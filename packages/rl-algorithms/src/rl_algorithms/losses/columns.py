@@ -72,6 +72,7 @@ class TokenColumns:
         ).to(logprobs.dtype)
         sample_mask = column(data, "sample_mask", needed_by=needed_by)
         sample_mask = sample_mask.to(logprobs.dtype)
+        # A product and not a conjunction: masks may carry weights as well.
         mask = token_mask * sample_mask.unsqueeze(1)
         return cls(logprobs, token_mask, sample_mask, mask, mask == 0)
 

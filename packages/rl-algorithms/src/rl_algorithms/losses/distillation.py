@@ -86,6 +86,8 @@ class DistillationLossFn:
                 f"{list(student.shape)}: got {list(teacher.shape)}"
             )
         sample_mask = column(data, "sample_mask", needed_by=_NAME)
+        # Column i of the logits predicts token i + 1, so masks lose their first
+        # position and logits their last.
         weights = column(data, "token_mask", needed_by=_NAME)[:, 1:].to(student.dtype)
         weights = weights * sample_mask[:, None]
         # Continue with trained positions only: others may even be NaN, and cost time.
@@ -98,6 +100,8 @@ class DistillationLossFn:
         if config.bucket_outside_topk:
             p, q = with_bucket(p_whole), with_bucket(q_whole)
         elif config.zero_outside_topk:
+            # q keeps its mass outside of the top k, where p is set to 0:
+            # `divergence_outside` adds that part.
             q = q_whole
         values = divergence(p, q, config.kl_type, config.mixed_kl_weight)
         if config.zero_outside_topk:
@@ -136,6 +140,7 @@ def _metrics(
     agrees = (student.argmax(-1) == teacher.argmax(-1)).to(weights.dtype)
     columns = (teacher.exp().sum(-1), student.exp().sum(-1), agrees)
     sums = [(values * weights).sum() for values in columns]
+    # One transfer to the host for all numbers.
     share, count, *totals = torch.stack((loss, weights.sum(), *sums)).tolist()
     names = ("teacher_topk_mass", "student_topk_mass", "top1_agreement")
     metrics: dict[str, MetricValue] = {

@@ -37,6 +37,8 @@ def divergence(p: Tensor, q: Tensor, kind: KLDirection, weight: float) -> Tensor
         return _kl(q, p)
     if kind == "mixed":
         return weight * _kl(p, q) + (1 - weight) * _kl(q, p)
+    # The logarithm of the mixture, without leaving log space, where exp could
+    # underflow.
     middle = torch.logaddexp(p + math.log(weight), q + math.log1p(-weight))
     return weight * _kl(p, middle) + (1 - weight) * _kl(q, middle)
 
@@ -62,6 +64,8 @@ def divergence_outside(
         # Outside, p is 0 and the mixture is (1 - w) q, so log q - log m is constant.
         return -(1 - weight) * math.log1p(-weight) * probability
     assert entropy is not None
+    # What the listed events contribute to minus the entropy; the remainder lies
+    # outside.
     inside = (q.exp() * q).sum(-1)
     share = 1.0 if kind == "reverse" else 1 - weight
     return share * (-entropy - inside - _LOG_ZERO * probability)

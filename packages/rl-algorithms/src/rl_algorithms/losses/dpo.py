@@ -78,6 +78,8 @@ class DPOLossFn:
         """
         config = self.config
         columns = TokenColumns.read(data, inputs, needed_by="DPOLossFn")
+        # An odd number means that a micro-batch has split a pair, and all later rows
+        # would be compared with the wrong answer.
         if len(columns.logprobs) % 2:
             raise LossInputError(
                 "DPOLossFn takes rows in pairs, chosen and rejected alternating: got "
@@ -88,11 +90,14 @@ class DPOLossFn:
         num_tokens = columns.token_mask.sum(-1, dtype=torch.float64)
         policy = _answer_sums(columns.logprobs, columns)
         log_ratio = policy - self._reference(data, columns)
+        # Padding rows have no trained token; they count 0, but 0 / 0 would still be
+        # NaN.
         lengths = num_tokens.clamp(min=1.0)
         if config.preference_average_log_probs:
             log_ratio = log_ratio / lengths
         rewards = config.reference_policy_kl_penalty * log_ratio
         chosen, rejected = rewards[0::2], rewards[1::2]
+        # A pair needs both of its answers.
         counts = (columns.sample_mask[0::2] * columns.sample_mask[1::2]).double()
         num_pairs = global_valid_seqs.double() / 2
         preference = self._average(
@@ -117,6 +122,7 @@ class DPOLossFn:
         name, needed_by = "reference_policy_logprobs", "DPOLossFn"
         values = column(data, name, needed_by=needed_by)
         if values.dim() == 1:
+            # `where` and not a product: sums of padding rows may be NaN.
             return torch.where(columns.sample_mask != 0, values.double(), 0.0)
         values = next_token_column(data, name, columns.logprobs, needed_by=needed_by)
         return _answer_sums(values, columns)
@@ -128,7 +134,10 @@ class DPOLossFn:
             self.config.label_smoothing,
         )
         if self.config.preference_loss == "ipo":
+            # The margin includes beta already, so both terms of the equation share the
+            # divisor.
             return ((margin - 0.5) / beta).square()
+        # logsigmoid stays finite where log(sigmoid(x)) underflows to -inf.
         return -(1 - smoothing) * logsigmoid(margin) - smoothing * logsigmoid(-margin)
 
     @staticmethod

@@ -34,6 +34,7 @@ def importance_weights(
         # exponent of their ratios.
         total = (log_ratio * (mask != 0)).sum(-1, keepdim=True)
         log_ratio = total.expand_as(log_ratio)
+    # Unlike the ratio of the loss, these weights are not clamped, so exp may overflow.
     return torch.nan_to_num(log_ratio.exp(), nan=0.0, posinf=0.0, neginf=0.0)
 
 
@@ -58,9 +59,12 @@ def truncate_weights(
     low = config.truncated_importance_sampling_ratio_min or 0.0
     judged = weights
     if kind == "seq-mask-tis":
+        # The geometric mean, so that the same bounds suit answers of any length.
         mean_log = masked_mean(log_ratio, mask, dim=-1).unsqueeze(-1)
         judged = mean_log.exp().expand_as(weights)
     outside = (judged > high) | (judged < low)
     if kind == "tis":
         return weights.clamp(low, high), outside
+    # icepop and seq-mask-tis drop what is out of bounds, where tis cuts it to the
+    # bound.
     return weights.masked_fill(outside, 0.0), outside

@@ -58,6 +58,8 @@ def calculate_kl(
             )
     log_ratio = logprobs_reference - logprobs
     if input_clamp_value is not None:
+        # Clamped before expm1, which would overflow to inf and turn the gradient into
+        # NaN.
         log_ratio = log_ratio.clamp(-input_clamp_value, input_clamp_value)
     if kl_type == "k1":
         kl = -log_ratio

@@ -32,7 +32,11 @@ def log_ratios_by_position(
         log_ratio: [N], one number per trained token.
         positions: [N], its position in the row.
     """
+    # On the host, because a device would have to wait for the size of each selection
+    # below.
     ratios, places = log_ratio.detach().cpu(), positions.cpu()
+    # right=True: an edge is the first position of its bucket, not the last of the one
+    # before.
     buckets = torch.bucketize(places, torch.tensor(POSITION_EDGES), right=True)
     return {
         f"{LOG_RATIO}/{position_label(bucket)}": Distribution.of(

@@ -27,6 +27,7 @@ def read_options(
     Raises:
         ConfigError: A key is unknown, or a value is wrong.
     """
+    # Already validated, and frozen, so that it can be shared without a copy.
     if isinstance(config, options_class):
         return config
     return options_class.from_dict(dict(config or {}), source=loss)

@@ -19,6 +19,7 @@ __all__ = ["policy_metrics"]
 def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
     """Return the metrics of a micro-batch, over trained tokens only."""
     tokens = terms.tokens
+    # Selected, not multiplied by the mask: other tokens' log-probs may be inf or NaN.
     trained = (~tokens.masked_out).flatten().nonzero().squeeze(-1)
 
     def take(values: Tensor) -> Tensor:
@@ -47,6 +48,8 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
     if terms.weights is not None and terms.outside is not None:
         means["sampling_importance_ratio"] = take(terms.weights)
         means["is_oob_ratio"] = take(terms.outside).to(ratio.dtype)
+    # Sums and counts instead of means, so that micro-batches of unequal size can be
+    # merged.
     totals = torch.stack(list(means.values())) @ weights
     counts = torch.stack((loss.detach(), weights.sum(), tokens.sample_mask.sum()))
     extrema = [*ratio.aminmax(), *clipped.aminmax()] if len(trained) else []
@@ -58,6 +61,7 @@ def policy_metrics(loss: Tensor, terms: PolicyTerms) -> dict[str, MetricValue]:
     }
     if terms.generation is not None:
         log_ratio = prev - sampler
+        # `trained` indexes the flattened rows; + 1, because column 0 predicts token 1.
         positions = trained % terms.prev.shape[1] + 1
         metrics |= log_ratios_by_position(log_ratio, positions)
     metrics["loss"] = Sum(value)

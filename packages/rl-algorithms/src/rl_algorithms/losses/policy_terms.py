@@ -62,10 +62,13 @@ class PolicyTerms:
         tokens = TokenColumns.read(data, inputs, needed_by=_NAME)
         curr = tokens.logprobs
         on_policy = config.force_on_policy_ratio or data.get("prev_logprobs") is None
+        # Detached, so that the ratio is 1 but still has the gradient of log p.
         prev = curr.detach() if on_policy else _read(data, "prev_logprobs", curr)
         generation = _generation(data, curr, config)
         ratio, clipped = _ratios(tokens, prev, config)
         terms = cls(tokens, _advantages(data, curr), prev, generation, ratio, clipped)
+        # Computed even without a correction, as the metrics of the mismatch report
+        # them.
         if generation is not None:
             terms.weights, terms.outside = _weights(terms, generation, config)
         if config.has_kl_term:
@@ -79,6 +82,7 @@ class PolicyTerms:
 
 def _read(data: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
     value = next_token_column(data, name, like, needed_by=_NAME)
+    # Columns are data: only the log-probs of the current forward pass carry a gradient.
     return value.detach().to(like.dtype)
 
 
@@ -104,6 +108,7 @@ def _advantages(data: Mapping[str, Any], like: Tensor) -> Tensor:
     if advantages.dim() == 2 and advantages.shape[1] == like.shape[1] + 1:
         return advantages[:, 1:].to(like.dtype)
     if advantages.dim() == 1 and advantages.shape[0] == like.shape[0]:
+        # [B, 1], which broadcasts over an answer's tokens.
         return advantages.unsqueeze(1).to(like.dtype)
     raise LossInputError(
         f"column 'advantages' must be [B] or [B, S] with B={like.shape[0]}, "
@@ -120,10 +125,14 @@ def _ratios(
     tokens: TokenColumns, prev: Tensor, config: ClippedPGLossConfig
 ) -> tuple[Tensor, Tensor]:
     """Return the ratio new/old and the clipped ratio; 1 where masked."""
+    # Blanked before exp: masked positions may hold NaN, whose gradient would reach the
+    # rest.
     log_ratio = tokens.blank(tokens.logprobs - prev)
     if config.sequence_level_importance_ratios:
         mean_log = masked_mean(log_ratio, tokens.mask, dim=-1)
         log_ratio = mean_log.unsqueeze(-1).expand_as(log_ratio)
+    # Bounded even before the clip: max() in the loss also reads the ratio that is not
+    # clipped.
     ratio = bounded_exp(log_ratio)
     if config.disable_ppo_ratio:
         return ratio, ratio

@@ -97,6 +97,8 @@ def _rewards(data: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
             f"{_NAME} is computed from values: got "
             f"{', '.join(sorted(inputs)) or 'nothing'}; call it with values=[2 B, S]"
         )
+    # An odd number means that a micro-batch has split a pair, and all later rows would
+    # be compared with the wrong answer.
     if len(values) % 2:
         raise LossInputError(
             f"{_NAME} takes rows in pairs, chosen and rejected alternating: got "
@@ -108,6 +110,7 @@ def _rewards(data: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
             f"column 'value_mask' must be [2 B, S] = {list(values.shape)}: got "
             f"{list(last.shape)}"
         )
+    # `where` and not a product: values of padding may be NaN, and NaN * 0 is NaN.
     return torch.where(last != 0, values, 0.0).sum(-1)
 
 
@@ -121,6 +124,7 @@ def _metrics(
         "rewards_margin_mean": chosen - rejected,
     }
     sums = (torch.stack(list(columns.values())) * counts).sum(-1)
+    # One transfer to the host for all numbers.
     numbers = torch.cat((sums, torch.stack((counts.sum(), loss.detach())))).tolist()
     count, share = numbers[-2:]
     metrics: dict[str, MetricValue] = {

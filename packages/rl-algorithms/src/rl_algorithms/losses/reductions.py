@@ -52,12 +52,15 @@ def masked_mean(
     else:
         count = global_normalization_factor
     if isinstance(count, Tensor):
+        # Stays on the device: asking whether the count is 0 would make the host wait
+        # for it.
         return total / torch.where(count == 0, torch.ones_like(count), count)
     return total / (count if count != 0 else 1.0)
 
 
 def _check_mask(values: Tensor, mask: Tensor) -> None:
     pairs = zip(reversed(mask.shape), reversed(values.shape), strict=False)
+    # Only the mask may be expanded: expanded values would be summed several times.
     if mask.dim() > values.dim() or any(m not in (1, v) for m, v in pairs):
         raise LossInputError(
             f"a mask must have the shape of the values, {list(values.shape)}, or be "

@@ -79,11 +79,15 @@ class MseValueLossFn:
         error = (values - returns).square()
         clipped = masked_out.new_zeros(())
         if self.config.cliprange is not None:
+            # Values are of the state after a token, returns of the token itself: one
+            # drops the last position, the other the first.
             old = column(data, "values", needed_by=_NAME)[:, :-1].detach()
             old = old.to(values.dtype).masked_fill(masked_out, 0.0)
             low, high = old - self.config.cliprange, old + self.config.cliprange
             held = torch.minimum(torch.maximum(values, low), high)
             clipped = (held - returns).square() > error
+            # The larger error, so that clipping never hides a value that moved away
+            # from its return.
             error = torch.maximum(error, (held - returns).square())
         loss = (0.5 * self.config.scale) * masked_mean(
             error, mask, global_normalization_factor=global_valid_toks
@@ -94,6 +98,8 @@ class MseValueLossFn:
     @staticmethod
     def _returns(data: Mapping[str, Any], like: Tensor) -> Tensor:
         returns = next_token_column(data, "returns", like, needed_by=_NAME)
+        # Returns are targets: a gradient through them would move the target to the
+        # value.
         return returns.detach().to(like.dtype)
 
 
@@ -118,6 +124,7 @@ def _metrics(
         "value_clip_fraction": clipped.to(values.dtype).expand_as(values),
     }
     totals = [(value * mask).sum() for value in columns.values()]
+    # One transfer to the host for all numbers.
     numbers = torch.stack([*totals, mask.sum(), loss.detach()]).tolist()
     count, share = numbers[-2:]
     metrics: dict[str, MetricValue] = {

@@ -72,6 +72,8 @@ def trainable_rows(
     found: BatchedDataDict[Any] = BatchedDataDict(
         {name: rows[name] for name in _COLUMNS if name in rows}
     )
+    # Beside `rewards`, which stay unscaled: successes are judged by the environment's
+    # scale.
     found["final_rewards"] = rewards.values
     indices = keep.nonzero().flatten()
     if not len(indices):
@@ -98,6 +100,8 @@ def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[st
         Metrics.
     """
     mask = rows["token_mask"] * rows["sample_mask"][:, None]
+    # The first token has no state in which it was chosen; the product above is a new
+    # tensor.
     mask[:, 0] = 0
     timeline = Timeline.of(rows)
     last, actions = timeline.last_row, timeline.join(rows["token_mask"])
@@ -139,6 +143,7 @@ def rows_of_epoch(
     rows: BatchedDataDict[Any], *, seed: int, step: int, epoch: int
 ) -> BatchedDataDict[Any]:
     """Return the rows in an order determined by seed, step and pass."""
+    # Not a generator with a state: a resumed run must reach the same order.
     order = permutation(rows.size, seed=int(mix(seed, step)), epoch=epoch)
     return rows.select_indices(order.tolist())
 

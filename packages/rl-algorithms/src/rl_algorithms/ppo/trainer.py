@@ -66,6 +66,8 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
             train_rows["values"] = found["values"]
         loss_config = self.config.loss_fn
         reference = loss_config.needs_reference_logprobs
+        # Always: over several passes the ratio is to the policy before the first of
+        # them.
         self._add_logprobs(train_rows, prev=True, reference=reference)
         with self.phase("advantage_calculation"):
             if loss_config.has_kl_reward:
@@ -80,6 +82,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
         """Make several passes over the rows, in the same order for both models."""
         self.prepare_for_training()
         settings = self.config.ppo
+        # An untrained critic gives advantages of noise, so the policy waits for it.
         trains_policy = self.state.step >= settings.critic_warmup_steps
         values, policies = [], []
         for epoch in range(settings.ppo_epochs):
@@ -93,6 +96,8 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
                     )
                 )
             if trains_policy:
+                # In each pass: the weights are normalized within the rows of an
+                # optimizer step, which the new order changes.
                 self._weigh_successes(shuffled, global_batch_size)
                 output = self.train_policy(shuffled, self._loss, global_batch_size)
                 policies.append(output)

@@ -55,6 +55,8 @@ class RewardModelFn:
         self._loaded: tuple[Any, Any] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
+        # The function travels to the environment's worker, which loads the weights
+        # itself.
         return {**self.__dict__, "_loaded": None}
 
     def __call__(self, prompts: list[str], responses: list[str]) -> list[float]:

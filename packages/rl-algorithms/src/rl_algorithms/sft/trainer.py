@@ -113,6 +113,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             )
 
     def _close(self) -> None:
+        # A start that failed early closes as well, before `_setup_algorithm` has set
+        # it.
         rollouts: RolloutEngine | None = getattr(self, "_rollouts", None)
         if rollouts is not None:
             rollouts.close()
@@ -150,6 +152,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             output = self.components.required.policy.train(
                 batch, self._loss, eval_mode=True, global_batch_size=batch.size
             )
+            # Weighted by tokens, so that the mean does not depend on how rows fall into
+            # batches.
             total += float(output["loss"].mean()) * num_tokens
             count += num_tokens
         return {"val_loss": total / count if count else 0.0, "num_tokens": count}
