@@ -51,6 +51,7 @@ class ChatServer:
     """Address such as `http://127.0.0.1:8000`, with or without `/v1`."""
     model: str
     """Name of the model in requests."""
+    # Shown nowhere: dataclasses appear in tracebacks and logs.
     key: str | None = field(default=None, repr=False)
     """API key sent with every request; None: no key."""
     temperature: float = 1.0
@@ -169,6 +170,7 @@ class ChatServer:
     async def _send(
         self, session: aiohttp.ClientSession, body: Mapping[str, Any]
     ) -> tuple[int, str]:
+        # Both forms are in use among clients of this interface.
         base = self.address.rstrip("/").removesuffix("/v1")
         async with session.post(
             f"{base}/v1/chat/completions",

@@ -37,11 +37,13 @@ class Terminal:
         # Looked up for each line, like rich does: notebooks and tests replace it.
         out = cast("IO[str]", TerminalStream(lambda: sys.stdout))
         err = cast("IO[str]", TerminalStream(lambda: sys.stderr))
+        # No highlighting and no hard breaks: results are copied and read by programs.
         self.out = Console(file=out, highlight=False, soft_wrap=True)
         self.err = Console(file=err, highlight=False, quiet=quiet)
 
     def note(self, message: str) -> None:
         """Print one line about progress."""
+        # Text, not a string: brackets in a message are no markup.
         self.err.print(Text(message), soft_wrap=True)
 
     def result(self, renderable: object) -> None:
@@ -50,7 +52,10 @@ class Terminal:
 
     def raw(self, text: str) -> None:
         """Print text to standard output unchanged."""
+        # Past rich, which would interpret brackets and wrap at the width of the
+        # terminal.
         self.out.file.write(text + "\n")
+        # Now: a program at the other end of a pipe may be waiting for this line.
         self.out.file.flush()
 
 
@@ -89,6 +94,7 @@ class Listing:
                 cells = [word for cell in cells for word in cell.split()]
             widths.append(max(map(cell_len, cells), default=0))
         last = max(widths[-1], min(_LEAST_TEXT, self._text_width()))
+        # A border and two blanks per column, and the last border.
         return sum(widths[:-1]) + last + 3 * len(widths) + 1
 
     def _text_width(self) -> int:
@@ -103,6 +109,7 @@ class Listing:
                 column, justify=justify, no_wrap=index != last, overflow="fold"
             )
         for row in self.rows:
+            # Cells may hold brackets, which a string would make markup.
             built.add_row(*map(Text, row))
         return built
 

@@ -79,4 +79,5 @@ def _clock(terminal: Terminal, label: str, every_s: float) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        # So that no line about progress follows the result.
         thread.join()

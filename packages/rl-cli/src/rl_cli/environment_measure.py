@@ -75,6 +75,7 @@ class Measurement:
             **self.found.metrics,
             "mean_response_chars": chars,
             "time_s": self.time_s,
+            # A clock may not have moved.
             "answers_per_s": len(samples) / max(self.time_s, 1e-9),
         }
 

@@ -156,15 +156,18 @@ class EnvironmentPlayer:
         """Read an answer; return None at the end of the input."""
         lines: list[str] = []
         while True:
+            # Piped answers get no prompt sign, which would only clutter the output.
             if self.answers.isatty():
                 self.terminal.out.file.write("> " if one_line or not lines else "... ")
                 self.terminal.out.file.flush()
             line = self.answers.readline()
             if not line:
+                # The last answer of a file need not end with an empty line.
                 return "\n".join(lines) if lines else None
             line = line.rstrip("\r\n")
             if one_line:
                 return line
+            # Only after some text: leading empty lines do not end an answer.
             if not line and lines:
                 return "\n".join(lines)
             if line:

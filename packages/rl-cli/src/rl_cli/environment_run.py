@@ -113,6 +113,8 @@ def measure_address(
         "tasks", samples, config.num_generations, config.all_ks(), _own(env, rounds)
     )
     if not all(each.counts_tokens for each in rounds):
+        # A mean over the replies with a count would describe a part of the answers
+        # only.
         found.metrics.pop("mean_response_tokens")
     return found
 
@@ -124,6 +126,7 @@ def _begin(
     for idx, row in enumerate(rows):
         for number in range(config.num_generations):
             log = prompt_messages(row, idx)
+            # Distinct for every answer, and the same in the next run.
             seed = config.seed + idx * config.num_generations + number
             found.append(_Conversation(idx, seed, log, dict(row), len(log)))
     return found
@@ -142,6 +145,7 @@ def _step(env: EnvironmentInterface[Any], playing: Sequence[_Conversation]) -> N
         each.columns = result.metadata[place]
         each.answer = None if result.answers is None else result.answers[place]
         each.is_open = not ends[place]
+        # None keeps those of the turn before.
         each.stop = result.next_stop_strings[place] or each.stop
         if each.is_open:
             each.log += observation_messages(result.observations[place])
@@ -152,6 +156,7 @@ def _add_rewards_of_groups(
 ) -> None:
     groups: dict[int, list[_Conversation]] = {}
     for each in rounds:
+        # Without a reply there is nothing to compare with the others of its group.
         if not each.problem:
             groups.setdefault(each.idx, []).append(each)
     found = env.score_groups(

@@ -74,6 +74,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Find the command, suggesting the nearest one for an unknown name."""
         name = args[0]
+        # An unknown option gets click's own message.
         if name not in COMMANDS and not name.startswith("-"):
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -140,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _run(arguments: list[str], debug: bool) -> int:
     try:
+        # Not standalone: click would exit by itself, with codes and texts of its own.
         result = cli.main(args=arguments, prog_name="rl", standalone_mode=False)
     except click.exceptions.Abort as error:
         return _report_interruption(error.__cause__)
@@ -185,12 +187,14 @@ def _leave_at_the_latest(code: int) -> None:
     Ray stops its processes by itself once this one is gone.
     """
     timer = threading.Timer(EXIT_GRACE_S, os._exit, [code])
+    # Python waits for other threads at its end, and would wait for this one.
     timer.daemon = True
     timer.start()
 
 
 def _report(error: Exception, debug: bool) -> int:
     """Show one clear message for an error and return its exit code."""
+    # Here, as `rl --help` must not wait for it.
     from rl_distributed.errors import DistributedError, UserError  # noqa: PLC0415
 
     if debug:

@@ -30,6 +30,7 @@ def fill_required(
     Returns:
         The tree, and the dotted paths of the missing keys.
     """
+    # A copy, as the caller's settings must not change.
     tree = merge_configs({}, data)
     paths = list(_required(schema))
     missing = [path for path in paths if _value(tree, path) == UNSET]

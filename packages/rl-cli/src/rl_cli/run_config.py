@@ -223,6 +223,8 @@ def _override_recipe(
             raise ConfigError(f"stages.{name} is removed by one override and set by "
                               f"another; drop one of the two.")  # fmt: skip
         settings = data.section(("stages", name))
+        # The key `algorithm` is the recipe's; the algorithm's own class would refuse
+        # it.
         named = {key: settings.pop(key) for key in ("algorithm",) if key in settings}
         schema = get_config_class(named.get("algorithm", name))
         changed = apply_overrides(settings, changes, schema)
@@ -301,6 +303,8 @@ def _set_model(
             f"{source}: stages.{stage}.policy.model_name must not be set: the stage "
             f"trains the model of the run; remove it."
         )
+    # A placeholder for validation: the folder exists only once the earlier stage has
+    # ended.
     policy["model_name"] = "(handed on)"
     if context is not None and policy.get("max_total_sequence_length") is None:
         policy["max_total_sequence_length"] = fitting(context, policy)

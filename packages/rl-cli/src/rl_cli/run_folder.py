@@ -68,6 +68,7 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
+        # Absolute: the process may change its folder, and workers run in others.
         self.path = path.resolve()
         self._claim: RunClaim | None = None
 
@@ -230,6 +231,7 @@ class RunFolder:
         if self.has_stages or not (self.path / "result.json").exists():
             return None
         found = self.read("result.json")
+        # A stopped run writes a result, too, but is not finished.
         if found["best_checkpoint"] is None or found.get("stopped_by") is not None:
             return None
         return {
@@ -262,6 +264,8 @@ class RunFolder:
         path = self.path / name
         # Renamed into place: a reader or a crash must never see half a file.
         temporary = path.with_name(path.name + ".tmp")
+        # Private from its creation: a chmod afterwards would leave a moment in which
+        # others read it.
         with open(temporary, "w", opener=private_opener) as file:
             file.write(text)
         os.replace(temporary, path)
@@ -288,6 +292,7 @@ def check_writable(path: Path) -> None:
     """
     made: list[Path] = []
     try:
+        # From the root down, so that exactly the folders made here are removed again.
         for folder in (*reversed(path.parents), path):
             if folder.exists() and not folder.is_dir():
                 raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a file")
@@ -301,6 +306,7 @@ def check_writable(path: Path) -> None:
     except OSError as error:
         raise _not_writable(path, error) from error
     finally:
+        # The deepest first, as only empty folders can be removed.
         for folder in reversed(made):
             folder.rmdir()
 

@@ -46,6 +46,7 @@ def find_place(
         UserError: There is no run to resume, another process owns it, or a folder
             cannot be written.
     """
+    # With another address the session belongs to a cluster that runs already.
     if os.environ.get("RAY_ADDRESS", "local") == "local":
         check_session_folder()
     if overwrite and resume is not None:

@@ -193,8 +193,10 @@ def plan_stage(
         is_colocated=place.generator_ranks == 0,
         computes_logprobs=isinstance(config, RolloutTrainerConfig | DPOConfig),
     )
+    # 4 bytes: weights are float32 on the host while they are loaded.
     loaded = sum(4 * s.num_parameters for s in shapes.values())
     if any(other.name == "reference model" for other in others):
+        # The reference model is loaded as well, and has the policy's size.
         loaded += 4 * shape.num_parameters
     shards = own.host + sum(other.memory.host for other in others)
     return StagePlan(
@@ -240,6 +242,7 @@ def _batches(config: TrainerConfig, policy: PolicyConfig, layout: Layout) -> Bat
     pairs = _ROWS_PER_PAIR if isinstance(config, PairTrainerConfig) else 1
     rows = plan.global_batch_size // layout.data * pairs
     length = config.policy.row_limit
+    # A row has at least one token of prompt, which is not trained on.
     answer = length - 1
     passes = 1
     if isinstance(config, RolloutTrainerConfig) and policy.generation is not None:

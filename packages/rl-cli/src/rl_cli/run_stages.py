@@ -94,6 +94,8 @@ def carry_out(
                     # Later stages must not start, as a resume continues this one.
                     break
     except Interrupted as error:
+        # Interrupted between two stages: the last finished one has the newest
+        # checkpoint.
         if error.checkpoint_path is None:
             raise error.with_checkpoint(kept) from None
         raise
@@ -111,6 +113,8 @@ def _built_model(run: Run, folder: RunFolder) -> Path | None:
         from rl_models import build_model  # noqa: PLC0415
 
         temporary = folder.model.with_name("model.tmp")
+        # Renamed when complete, so that `model` never holds half a model; what is left
+        # here was interrupted.
         shutil.rmtree(temporary, ignore_errors=True)
         build_model(run.model, temporary, seed=run.seed)
         temporary.rename(folder.model)

@@ -66,6 +66,7 @@ def sample(
     use_chat = bool(tokenizer.chat_template) if chat is None else chat
     _warn_of_unknown_characters(tokenizer, prompts)
     rows = [_encode(tokenizer, text, use_chat) for text in prompts]
+    # Encoded once per prompt, then repeated.
     rows = [row for row in rows for _ in range(num_samples)]
     lengths = torch.tensor([len(row) for row in rows])
     input_ids = torch.full((len(rows), int(lengths.max())), pad_token_id(tokenizer))

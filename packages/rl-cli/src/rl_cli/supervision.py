@@ -76,6 +76,7 @@ class SupervisedRun:
     ) -> None:
         self._name, self._config, self._overrides = name, config, list(overrides)
         self._overwrite, self._flags = overwrite, list(flags)
+        # Wall time, as it is compared with the times of files.
         self._began_ns = time.time_ns()
         self._resumes = self._has_made_folder = False
         if resume is not None:
@@ -96,6 +97,8 @@ class SupervisedRun:
             Path("runs").mkdir(exist_ok=True)
             given = new_run_folder(Path("runs"), Path(name).stem)
             self._has_made_folder = True
+            # Named for the child: a generated name would be another one after each
+            # restart.
             self._overrides.append(f"output_dir={given}")
         self.folder = given.resolve()
 
@@ -105,6 +108,7 @@ class SupervisedRun:
     def __exit__(self, *exception: object) -> None:
         """Remove the folder if no run has started in it."""
         if self._has_made_folder:
+            # It is kept if there is anything in it.
             with suppress(OSError):
                 self.folder.rmdir()
 
@@ -114,9 +118,11 @@ class SupervisedRun:
         if self._resumes or (self._has_begun() and has_progress(self.folder)):
             self._resumes = True
             hidden = RunFolder(self.folder).read("run.json").get("hidden", [])
+            # They are not stored in run.json, so each start needs them again.
             secrets = [o for o in self._overrides if o.partition("=")[0] in hidden]
             return [*start, *secrets, "--resume", str(self.folder), *self._flags]
         config = [] if self._config is None else ["--config", str(self._config)]
+        # Once only: a second start with it would delete what the first has saved.
         again = ["--overwrite"] if self._overwrite and not self._has_begun() else []
         return [*start, *self._overrides, *config, *again, *self._flags]
 
@@ -154,10 +160,15 @@ def supervise(run: SupervisedRun, tries: int, say: Callable[[str], None]) -> int
     failed = 0
     with run, _forwarding() as stop:
         while True:
+            # Read before each start: only what this child saves resets the count.
             before = run.progress()
             code = stop.run(run.command())
+            # A wrong configuration fails again, and a forwarded signal means that the
+            # end is wanted.
             if code in (_DONE, _USER_ERROR) or stop.signum is not None:
                 return _shell_code(code)
+            # The child reports a signal that reached it directly: somebody stopped it
+            # on purpose.
             if code > _SIGNALLED:
                 return code
             failed = 1 if run.progress() != before else failed + 1
@@ -200,6 +211,7 @@ class _Child:
 
     def pause(self, seconds: float) -> bool:
         """Wait, and return True if a signal arrived."""
+        # An event, not a sleep, which a signal's handler would not cut short.
         return self._stop.wait(seconds)
 
     def forward(self, signum: int, _: FrameType | None) -> None:
@@ -259,6 +271,7 @@ def _check_same_run(
     from rl_cli.run_config import load_run  # noqa: PLC0415 - loads the algorithms
 
     run = load_run(name, config, overrides)
+    # Through JSON, like what is stored: tuples become lists.
     asked = json.loads(json.dumps(hide_secrets(run.source["config"])[0]))
     held = RunFolder(folder).read("run.json")
     if held["name"] != run.source["name"] or held["config"] != asked:

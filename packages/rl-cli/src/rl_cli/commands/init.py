@@ -97,6 +97,7 @@ def init(folder: Path, *, yes: bool, **given: Any) -> None:
 
     answers = _answers(given, yes=yes)
     files = starter_files(answers, folder)
+    # Checked for all before the first is written, so that nothing is left half done.
     present = [name for name in files if (folder / name).exists()]
     if present:
         raise ConfigError(

@@ -102,6 +102,7 @@ def serve(
             return error.exit_code
         finally:
             guard.close()
+            # After an error, requests in progress are not waited for.
             server.stop(0.0)
             shutdown_ray()
 
@@ -147,6 +148,7 @@ def _run(server: Server, guard: SignalGuard, terminal: Terminal, as_json: bool) 
     local = os.environ.get("RAY_ADDRESS", "local") == "local"
     # At least one CPU per replica, or Ray would not start them all on a small machine.
     init_ray(max(os.cpu_count() or 1, count) if local else None)
+    # Ray's start may have replaced the handlers.
     guard.install()
     guard.release()
     if server.config.engine == "vllm":

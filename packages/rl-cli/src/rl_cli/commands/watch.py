@@ -117,6 +117,7 @@ def _serve(
         )
     keys = None if keys_file is None else KeyFile(keys_file)
     if keys is not None:
+        # Now, instead of refusing every viewer later.
         keys.check()
     context = server_context(tls, host)
     # Other users of this machine can connect to the port, too.

@@ -200,6 +200,7 @@ def _scheduler(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:
     warmup = 0
     if len(named) > 1 and named[0]["name"].endswith(".LinearLR"):
         kwargs = named.pop(0).get("kwargs", {})
+        # Defaults of PyTorch's LinearLR.
         warmup = kwargs.get("total_iters", 5)
         start = kwargs.get("start_factor", 1 / 3)
         recipe.change(
@@ -224,6 +225,7 @@ def _schedule_of(part: Any, warmup: int, lr: float) -> dict[str, Any] | None:
         ratio = kwargs.get("eta_min", 0.0) / lr if lr else 0.0
         total = {"total_steps": kwargs["T_max"] + warmup, "min_lr_ratio": ratio}
         return {"name": "cosine", "warmup_steps": warmup, "kwargs": total}
+    # A class of another kind cannot be combined with a warm-up here.
     return None if warmup else {"name": part["name"], "kwargs": kwargs}
 
 

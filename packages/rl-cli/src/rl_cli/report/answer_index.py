@@ -28,6 +28,7 @@ __all__ = ["KINDS", "AnswerIndex", "answer_files"]
 KINDS = ("training", "held-out")
 """Kinds of answers, the most interesting first."""
 _HELD_OUT = "validation_samples.jsonl"
+# Large enough for few requests, small enough that a page shows a step at once.
 _CHUNK_BYTES = 1 << 18
 # The start of a line as written by a trainer, since parsing long lines is slow.
 _BEGIN = re.compile(rb'\{"step":(\d{1,15}),"reward":(-?\d{1,15}(?:\.\d{1,17})?),')
@@ -119,6 +120,7 @@ class AnswerIndex:
         if not self._goes_on(paths):
             self.generation += 1
             self._files, self._chunks, self._steps = [], [], []
+        # From the last file read, which may have grown; those before it are complete.
         for path in paths[max(len(self._files) - 1, 0) :]:
             self._read(path)
 
@@ -131,6 +133,7 @@ class AnswerIndex:
                 status = file.path.stat()
             except OSError:
                 return False
+            # A resumed run rewrites the file, under a new inode or with fewer lines.
             if status.st_ino != file.inode or status.st_size < file.num_bytes:
                 return False
         return True
@@ -139,11 +142,13 @@ class AnswerIndex:
         try:
             with open(path, "rb") as lines:
                 if not self._files or self._files[-1].path != path:
+                    # Of the open file: the path may be replaced between two calls.
                     inode = os.fstat(lines.fileno()).st_ino
                     self._files.append(_File(path, inode))
                 file = self._files[-1]
                 lines.seek(file.num_bytes)
                 for line in lines:
+                    # Still being written; the next update reads it as a whole.
                     if not line.endswith(b"\n"):
                         return
                     self._add(line, file)

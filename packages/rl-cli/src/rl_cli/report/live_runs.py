@@ -144,6 +144,7 @@ class LiveRuns:
             name: `KEY-NUMBER`, with a key from the page.
         """
         match = _CHUNK_NAME.fullmatch(name)
+        # Checked before anything is looked up, since the name comes from a request.
         if match is None:
             return None
         with self._lock:

@@ -64,6 +64,7 @@ class LogNotes:
         notes = cls()
         known: dict[tuple[str, str, str], LogNote] = {}
         found = [line for path in _files(folder) for line in _wanted_lines(path)]
+        # Merged by time: each worker has a file of its own.
         for line in sorted(found, key=lambda line: str(line.get("time"))):
             if line.get("level") in _LEVELS:
                 notes._add(line, known)
@@ -100,6 +101,7 @@ class LogNotes:
                 step=step if isinstance(step, int) else None,
                 first=time,
                 last=time,
+                # The end of a traceback names the error.
                 traceback=None if trace is None else str(trace)[-_LONGEST:],
             )
 

@@ -88,6 +88,7 @@ class MetricTable:
     def total(self, name: str) -> float | None:
         """Return the sum of a metric over all steps; None if it was not logged."""
         column = self.columns.get(name)
+        # fsum: a plain sum over many steps loses digits.
         return None if column is None else math.fsum(column.values())
 
 

@@ -87,12 +87,14 @@ def render_page(data: str, names: Sequence[str], *, may_ask: bool = False) -> st
         may_ask: Allow its script to request more from its own server.
     """
     style, script = _assets(_STYLES), _assets(_SCRIPTS)
+    # A page in a file has no server, so only a live one may ask for more.
     policy = (
         f"default-src 'none'; script-src 'strict-dynamic' {_hash(script)}; "
         f"style-src {_hash(style)}; base-uri 'none'; form-action 'none'"
     ) + ("; connect-src 'self'" if may_ask else "")
     parts = {
         "policy": html.escape(policy),
+        # Names of folders may hold any character.
         "title": html.escape(", ".join(names)),
         "style": style,
         "data": data,

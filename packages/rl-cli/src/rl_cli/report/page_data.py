@@ -191,6 +191,7 @@ def _times(table: MetricTable) -> list[list[float]]:
     """Return a sample of steps with their times; the page interpolates."""
     steps = sorted(table.times)
     stride = max(math.ceil(len(steps) / _MOST_TIMES), 1)
+    # With the last step, which the stride may miss and the page shows as the present.
     kept = sorted({*steps[::stride], *steps[-1:]})
     return [[float(s) for s in kept], [round(table.times[s], 2) for s in kept]]
 
@@ -213,6 +214,7 @@ def _rounded_tree(value: Any) -> Any:
 def _short(value: float) -> float:
     """Return a number rounded to the digits that a screen can show."""
     rounded = float(f"{value:.{_DIGITS}g}")
+    # Shorter in JSON; beyond 1e15 the digits of an int would be longer.
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded
 
 

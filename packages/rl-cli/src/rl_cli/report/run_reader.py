@@ -102,6 +102,7 @@ def read_run(
         folder=folder,
         record=record,
         state=state,
+        # Not the reason of an earlier end, where the state has changed since.
         reason=ending.reason if ending and state == ending.state else None,
         result=read_json(folder / "result.json"),
         stages=tuple(_stages(folder, record, read_metrics)),

@@ -34,6 +34,7 @@ def script_json(value: Any) -> str:
 
     It cannot end the script, start an HTML comment, or contain a line break.
     """
+    # allow_nan=False: NaN is no JSON, and the page could not parse it.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return _UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 

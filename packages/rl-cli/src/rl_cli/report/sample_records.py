@@ -87,6 +87,7 @@ def _tokens(record: Mapping[str, Any]) -> dict[str, Any]:
             ]
     if (versions := _versions(record.get("versions"), len(tokens))) is not None:
         known["versions"] = versions
+    # Without a column there is nothing to show by token, and the text is there already.
     return {"tokens": list(map(str, tokens)), **known} if known else {}
 
 

@@ -45,9 +45,11 @@ def answer(run: Run, folder: RunFolder, outcome: RunOutcome) -> list[Answer]:
     rows = list(first.first(run.report.num_samples).rows)
     key = config.data.input_key or "prompt"
     prompts = [row[key] for row in rows if isinstance(row.get(key), str)]
+    # Only prompts that are texts can be shown.
     if len(prompts) < len(rows) or not prompts:
         return []
     texts = [
+        # Greedy, so that the difference comes from the training and not from the draw.
         [s.response for s in sample(model, prompts, generation, greedy=True)]
         for model in (before, outcome.checkpoint)
     ]

@@ -56,6 +56,8 @@ def phase_times(table: MetricTable) -> PhaseTimes | None:
             phases[phase] = column
     inside = [column for name, column in phases.items() if name not in _BETWEEN]
     phases[_OTHER] = {
+        # Parts and whole are measured apart, so the rest may come out slightly
+        # negative.
         step: max(seconds - math.fsum(c.get(step, 0.0) for c in inside), 0.0)
         for step, seconds in whole.items()
     }

@@ -57,6 +57,8 @@ def show(live: LiveRuns, console: Console, *, once: bool) -> None:
         console.print(essentials(live), soft_wrap=False)
         return
     try:
+        # Redrawn only when something has changed, which costs nothing while a step
+        # runs.
         with Live(essentials(live), console=console, auto_refresh=False) as screen:
             while True:
                 time.sleep(live.poll_s)

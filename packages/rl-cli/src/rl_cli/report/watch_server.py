@@ -73,6 +73,7 @@ def watch_routes(runs: LiveRuns, door: Door) -> RouteTable:
     """
 
     async def page(request: web.Request) -> web.Response:
+        # In a thread: an update reads files, and other requests must not wait for it.
         version, names, shown = await asyncio.to_thread(runs.page_text)
         live = {"version": version, "poll_s": runs.poll_s}
         data = f'{shown[:-1]},"live":{script_json(live)}}}'
