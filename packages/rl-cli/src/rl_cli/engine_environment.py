@@ -36,6 +36,7 @@ def prepare_engine(
     try:
         found = find_environment(name).resolve()
         store = EnvironmentStore()
+        # A given Python is checked only; there is nothing to build.
         if not isinstance(found, BuiltEnvironment):
             terminal.note(f"checking the environment {found.label}")
             found.prepare()

@@ -105,6 +105,7 @@ def choose_environment(
     factory = env_registry.get(found) if isinstance(found, str) else found
     own, tasks = _split(parse_overrides(overrides))
     schema: type[Config] | None = getattr(factory, "config_class", None)
+    # Without a class nothing says which keys exist, so overrides may add any.
     settings = dict(apply_overrides(base, own if schema else _forced(own), schema))
     task_settings = dict(apply_overrides(of_tasks, _forced(tasks)))
     source = _source_of(name, world, task_settings)
@@ -162,6 +163,7 @@ def _forced(overrides: Sequence[Override]) -> list[Override]:
 def _source_of(
     name: str, world: str | None, settings: Mapping[str, Any]
 ) -> Callable[[int], TaskSource] | None:
+    # Two values for one seed: it would be unclear which of them counts.
     if "seed" in settings:
         raise ConfigError("tasks.seed is set by --seed: got both; drop tasks.seed")
     chosen = world or name
@@ -173,6 +175,8 @@ def _source_of(
     if chosen not in task_registry:
         if world is None:
             return None
+        # A world that was named must exist; one derived from the environment's name
+        # need not.
         task_registry.check(world)
     return lambda seed: _noted(
         lambda: create_task_source(chosen, {**settings, "seed": seed})

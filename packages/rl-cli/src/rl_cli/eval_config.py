@@ -51,6 +51,7 @@ def _check_ks(options: Mapping[str, Any], tree: Mapping[str, Any]) -> None:
     """Check `-k` here, so that errors name options of the command line."""
     count = options.get("num_generations") or tree.get("num_generations") or 1
     most = max(options.get("ks") or [0])
+    # A count of a wrong type is reported by the configuration class.
     if isinstance(count, int) and most > count:
         raise ConfigError(
             f"-k {most} needs at least {most} answers per prompt: got {count}; give -n "

@@ -50,10 +50,12 @@ def find_remedies(plan: StagePlan, shapes: Shapes) -> Remedies | None:
         if best.fits:
             break
         chosen.append(text)
+        # All changes from the original plan, as their effects do not simply add up.
         best = _changed(plan, shapes, [changes[name] for name in chosen])
     if not chosen:
         return None
     # A later setting may have made an earlier one unnecessary.
+    # The dearest first: what costs the most speed is dropped where possible.
     for text in [name for name in reversed(chosen) if name not in _FREE]:
         fewer = [name for name in chosen if name != text]
         tried = _changed(plan, shapes, [changes[name] for name in fewer])
@@ -146,6 +148,8 @@ def _generator_ranks(plan: StagePlan) -> int:
         size
         for size in range(2, plan.place.ranks_per_node + 1)
         if plan.place.ranks_per_node % size == 0
+        # vLLM splits heads and columns evenly, and replicates key-value heads only by
+        # whole factors.
         and shape.num_heads % size == 0
         and columns % size == 0
         and (

@@ -81,6 +81,8 @@ def _shapes(
         if handed_on and run.model is not None:
             shapes[name] = shape_of_build(run.model, section.head)
             continue
+        # A later stage's folder does not exist yet, but its model has the sizes of the
+        # first one's.
         source = first if handed_on else section
         shapes[name] = shape_of_config(
             model_config(source), source.model_name, section.head
@@ -107,6 +109,7 @@ def _place(config: TrainerConfig, gpus: Gpus | None, generator_ranks: int) -> Pl
             f"training: got {generator_ranks}"
         )
     if left >= per_node and left % per_node:
+        # The nearest numbers on both sides, so that the remedy is a number that works.
         below = generator_ranks - (per_node - left % per_node)
         raise ConfigError(
             "--generator-gpus must leave whole nodes, or some GPUs of one: got "

@@ -178,6 +178,7 @@ def _layout_table(plan: StagePlan, layouts: list[StagePlan]) -> Listing:
     rows = []
     for other in layouts:
         peak = other.memory.peak()
+        # Without known GPUs nothing can be said, so the cell stays empty.
         fits = {None: "", True: "yes", False: "no"}[other.fits]
         note = _reason(other)
         if other.layout == plan.layout:
@@ -226,6 +227,7 @@ def _remarks(plan: StagePlan) -> Iterator[str]:
             f"the state of {policy.optimizer.name} is unknown: assuming two numbers "
             "per parameter, as in AdamW"
         )
+    # 4 bytes each: gradients are accumulated in float32.
     whole = 4 * plan.layout.parameters_of_rank(shape)
     several = plan.batches.num_micro_batches > 1
     if several and plan.layout.data > 1 and whole > _LARGE:
@@ -302,6 +304,7 @@ def stage_to_dict(
             }
             for other in layouts
         ],
+        # Only those that suffice: a program would apply them without reading on.
         "remedies": list(remedies.overrides)
         if remedies is not None and remedies.plan.fits
         else [],

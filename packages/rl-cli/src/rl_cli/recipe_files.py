@@ -143,6 +143,8 @@ def recipe_path(name: str) -> Path | None:
     Raises:
         ConfigError: It is a path, and there is no such file.
     """
+    # Names of the package come first, so that a file beside it cannot take their place
+    # by chance.
     if name in recipe_names():
         return Path(str(resources.files("rl_cli") / "recipes" / f"{name}.yaml"))
     if name.endswith((".yaml", ".yml")):

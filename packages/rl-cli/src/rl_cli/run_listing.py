@@ -71,6 +71,7 @@ class RunSummary:
         if self.age_s is None:
             return ""
         for size, unit in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+            # From two units on, as one is too coarse: 90 minutes would be shown as 2 h.
             if self.age_s >= 2 * size:
                 return f"{self.age_s / size:.0f} {unit}"
         return f"{self.age_s:.0f} s"
@@ -89,6 +90,7 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
     if (folder / "run.json").is_file():
         yield folder
         return
+    # A limit, since the folder may hold anything, such as data sets with many folders.
     if depth == 0:
         return
     try:
@@ -97,6 +99,7 @@ def _runs(folder: Path, depth: int) -> Iterator[Path]:
         # Not readable by this user, or removed in the meantime.
         return
     for entry in entries:
+        # Links are not followed: they may form a circle, or list a run twice.
         if not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
             yield from _runs(Path(entry.path), depth - 1)
 
@@ -134,6 +137,7 @@ def summarize_run(folder: Path, root: Path, now: datetime | None = None) -> RunS
 
 def _age_s(started: Any, now: datetime) -> float | None:
     try:
+        # Clocks of two machines may differ.
         return max((now - datetime.fromisoformat(started)).total_seconds(), 0.0)
     except (TypeError, ValueError):
         return None

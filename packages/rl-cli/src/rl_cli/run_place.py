@@ -59,6 +59,7 @@ def find_place(
             )
         folder = RunFolder.find(name, resume)
         folder.source(name, overrides)
+        # Last: a refused command must not hold the folder.
         folder.own()
         return folder
     path = recipe_path(name)

@@ -274,6 +274,7 @@ def _place(name: str, folder: Path) -> str:
     path = Path(name).expanduser()
     if not path.exists():
         return name
+    # Kept absolute, as the user gave it; only relative paths are turned.
     if path.is_absolute():
         return json.dumps(str(path))
     return json.dumps(os.path.relpath(path, folder))
@@ -293,6 +294,7 @@ def _example_rows(task: Task) -> list[dict[str, object]]:
     for digits in itertools.product("0123456789", repeat=3):
         prompt, answer = f"max {''.join(digits)} = ", max(digits)
         if task == "prefer":
+            # Equal digits have no worse answer.
             worse = min(digits)
             if worse != answer:
                 rows.append({"prompt": prompt, "chosen": answer, "rejected": worse})
@@ -301,6 +303,8 @@ def _example_rows(task: Task) -> list[dict[str, object]]:
             rows.append({"prompt": f"def largest(a, b, c):  # {test}", "tests": [test]})
         else:
             rows.append({"prompt": prompt, "answer": answer})
+    # Shuffled, as the last rows are held out and must be like the others; by a fixed
+    # seed, so that the files are the same each time.
     random.Random(0).shuffle(rows)
     return rows
 

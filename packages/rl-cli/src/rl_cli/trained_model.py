@@ -26,12 +26,15 @@ def model_of_run(name: str) -> str:
 
     folder = RunFolder(path)
     source = folder.read("run.json")
+    # Runs from Python have no stages; the evaluation finds their checkpoints itself.
     if source["kind"] == "trainer":
         return name
     for stage in reversed(run_from_dict(source).stages):
         result = folder.stage_result(stage.name)
         if result is not None:
             return str(result["checkpoint"])
+        # From the last stage back: the first with a checkpoint is where the run
+        # stopped.
         if any((folder.stage(stage.name) / "checkpoints").glob("step_*")):
             return str(folder.stage(stage.name))
     raise ConfigError(f"the run {name!r} has no checkpoint yet: it was not trained")

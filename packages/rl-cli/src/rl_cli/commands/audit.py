@@ -61,6 +61,7 @@ def verify(
     from rl_distributed.errors import AuditError, ConfigError  # noqa: PLC0415
     from rl_distributed.security.audit_chain import verify_audit_log  # noqa: PLC0415
 
+    # Checked first: a slip in it would be reported as a broken log.
     if last_digest is not None and not _DIGEST.fullmatch(last_digest):
         raise click.BadParameter(
             f"must be 64 hexadecimal digits, as printed by a check: got {last_digest}",

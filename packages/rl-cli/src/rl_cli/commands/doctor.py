@@ -89,6 +89,7 @@ def _packages() -> Iterator[Check]:
         try:
             yield Check(name, "ok", importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
+            # Engines are optional.
             continue
 
 
@@ -137,6 +138,7 @@ def _ray() -> Iterator[Check]:
     from rl_distributed.errors import DistributedError  # noqa: PLC0415
 
     try:
+        # One CPU: this only shows that Ray starts, and should start few processes.
         init_ray(num_cpus=1, deadline_s=RAY_DEADLINE_S)
         found = ray.cluster_resources()
         yield Check("Ray", "ok", f"starts; {found.get('CPU', 0):.0f} CPU")

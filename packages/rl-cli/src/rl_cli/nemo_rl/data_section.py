@@ -129,6 +129,7 @@ def _source(
         return None
     for key in ("split", "subset"):
         value = entry.get(key) or (known and getattr(known, key))
+        # A file has no splits or subsets.
         if value and not (path and Path(source["path"]).suffix):
             source[key] = value
     columns = {

@@ -104,6 +104,7 @@ def _count_rows(recipe: TheirRecipe, policy: dict[str, Any]) -> None:
 
 
 def _grpo(recipe: TheirRecipe) -> dict[str, Any]:
+    # NeMo RL samples validation answers, too.
     grpo: dict[str, Any] = {"val_greedy": False}
     copy_keys(recipe, "grpo", (*keys.GRPO, *_GRPO_ALONE), grpo)
     grpo["adv_estimator"] = _estimator(recipe)

@@ -92,6 +92,7 @@ class _Rewriter:
         """Replace the statements from last to first, to keep line numbers valid."""
         lines = list(self._lines)
         found = [node for node in ast.walk(self._tree) if _is_theirs(node)]
+        # `ast.walk` goes level by level, not from top to bottom.
         found.sort(key=lambda node: getattr(node, "lineno", 0))
         replaced = [(node, self._statements(node)) for node in found]
         for node, statements in reversed(replaced):
@@ -124,6 +125,7 @@ class _Rewriter:
             home, _, imported = place.rpartition(".")
             text = imported if imported == bound else f"{imported} as {bound}"
             groups[home].append(text)
+        # Nothing moved, so the statement keeps its own formatting.
         if list(groups) == [module]:
             return None
         return [_import(home, names, node.col_offset) for home, names in groups.items()]
@@ -161,6 +163,7 @@ class _Rewriter:
     def _stands_alone(self, node: ast.stmt) -> bool:
         """Return True if only a comment shares the lines of a statement."""
         last = (node.end_lineno or node.lineno) - 1
+        # Columns of the syntax tree count bytes, not characters.
         before = self._lines[node.lineno - 1].encode()[: node.col_offset].decode()
         after = self._lines[last].encode()[node.end_col_offset :].decode()
         return not before.strip() and after.strip()[:1] in ("", "#")

@@ -70,6 +70,7 @@ class TheirRecipe:
     def take(self, path: str, default: Any = None) -> Any:
         """Return the value at a path, marking it and all keys below as used."""
         found = self._find(path)
+        # Sections as well: taking one accounts for every key in it.
         for key in self._below(path):
             del self._open[key]
         return default if found is None else found
@@ -121,6 +122,7 @@ def _asks_nothing(value: Any) -> bool:
 def _leaves(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in data.items():
         place = f"{path}.{key}" if path else str(key)
+        # An empty mapping is a leaf, or its key would never be accounted for.
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, place)
         else:

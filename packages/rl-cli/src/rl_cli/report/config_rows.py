@@ -50,6 +50,7 @@ def config_values(run: ReadRun, stage: ReadStage) -> list[ConfigValue]:
             origin, shown = "updated", show(redacted(changed[key]))
         elif written is not None and (found := _who_wrote(key, written)):
             origin = found
+        # Compared as text, since files hold YAML's values and classes Python's.
         elif shown == default:
             origin = "preset" if _at(preset, key) is not None else "default"
         else:

@@ -184,6 +184,7 @@ class LiveRuns:
             else:
                 self._page = {**page_data(self.runs, self._answers), "files": None}
                 self._page["chunks"] = {}
+                # Serialized once per version, not for each viewer.
                 self._text = script_json(self._page)
                 self._seen = seen
                 self.version += 1
@@ -205,6 +206,8 @@ class LiveRuns:
             index.update()
             # After a restart of the index, the same number means another chunk.
             name = f"{key}{kind[0]}{index.generation}"
+            # Pages that are open still ask under the old name; they get nothing rather
+            # than other answers.
             for old in [k for k, held in self._by_key.items() if held is index]:
                 del self._by_key[old]
             self._by_key[name] = index

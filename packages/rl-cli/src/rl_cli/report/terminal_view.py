@@ -123,6 +123,7 @@ def _total_steps(config: Mapping[str, Any]) -> int | None:
 
 
 def _seconds_per_step(table: MetricTable) -> float | None:
+    # The recent speed: steps may get longer or shorter during a run.
     steps = sorted(table.times)[-_RECENT:]
     if len(steps) < 2 or steps[-1] == steps[0]:
         return None
