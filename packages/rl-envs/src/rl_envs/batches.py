@@ -76,6 +76,7 @@ def takes_batches(step: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(step)
     def step_of(self: Any, *arguments: Any, **named: Any) -> Any:
+        # A mapping alone is a batch: message logs are never a mapping.
         if len(arguments) == 1 and not named and isinstance(arguments[0], Mapping):
             arguments = conversations_of(arguments[0])
         return step(self, *arguments, **named)

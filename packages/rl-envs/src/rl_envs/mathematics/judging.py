@@ -64,6 +64,7 @@ def judge_answer(response: str, solution: str) -> Verdict:
         Unreadable: The solution cannot be read as a whole. An unreadable answer is just
             wrong.
     """
+    # First: an unreadable solution must raise, whatever the response.
     gold = read_solution(solution)
     shown: str | None = None
     for text, is_marked in answers_in(response):

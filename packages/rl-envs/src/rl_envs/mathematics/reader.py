@@ -108,6 +108,7 @@ def read_answer(text: str) -> Value:
     text = _without_delimiters(text)
     if not text:
         raise Unreadable("it is empty")
+    # Before the formula, in which "fox" would be a product of three letters.
     words = _words_of(text)
     if words is not None:
         return words
@@ -162,6 +163,7 @@ class _AnswerReader(ExpressionReader):
     def items(self, *ends: str) -> list[Value]:
         """Read values separated by commas, "and" or "or"."""
         found: list[Value] = []
+        # Known to `_item`: a double sign within brackets is not split there.
         self._depth += 1
         # `[` closes an interval such as `]1, 2[`, but may also open a value.
         while self.peek().kind not in ("end", "finish") and (
@@ -198,6 +200,7 @@ class _AnswerReader(ExpressionReader):
         self.double_sign = -1
         second = self._relation()
         self.double_sign, self.num_double_signs = 1, 0
+        # The second reading must consume the same tokens, or the text has two meanings.
         if self.place != end:
             raise Unreadable("it has a double sign in a wrong place")
         return [first, second]

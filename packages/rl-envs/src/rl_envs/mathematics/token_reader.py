@@ -59,6 +59,7 @@ class TokenReader(ABC):
 
     def peek(self, ahead: int = 0) -> Token:
         """Return a token without consuming it."""
+        # Never past `end`, so that callers need not check the length.
         return self._tokens[min(self.place + ahead, len(self._tokens) - 1)]
 
     def take(self) -> Token:
@@ -116,6 +117,7 @@ class TokenReader(ABC):
         """Consume only the first digit of the next number."""
         text = self.peek().text
         rest = Token("number", text[1:])
+        # A new list, as the tokens are the caller's.
         self._tokens = [
             *self._tokens[: self.place],
             rest,

@@ -96,6 +96,7 @@ def tokenize(text: str) -> list[Token]:
     text = _prepared(text)
     while place < len(text):
         found = _TOKEN.match(text, place)
+        # Not skipped: an answer must be understood as a whole.
         if found is None:
             raise Unreadable(f"{text[place]!r} is not known in an answer")
         kind, piece, place = found.lastgroup or "", found.group(), found.end()
@@ -122,6 +123,7 @@ def _prepared(text: str) -> str:
     if r"\begin" not in text:
         # Commands with a doubled backslash, as after two rounds of JSON escaping.
         text = re.sub(r"\\\\(?=[a-zA-Z])", lambda _: "\\", text)
+    # A sign of its own, since `\\` would be taken for the start of a command.
     text = text.replace("\\\\", f" {_ROW} ")
     text = _REPLACE.sub(lambda match: _REPLACED[match.group()], text)
     return _LAYOUT.sub(" ", text)
@@ -152,6 +154,7 @@ def _text(piece: str) -> tuple[str, str]:
     inner = piece[piece.index("{") + 1 : -1].strip()
     if inner in FUNCTIONS:
         return "name", inner
+    # Upright e and i are the constants.
     if inner in ("e", "i") and piece.startswith(r"\mathrm"):
         return "letter", inner
     return "text", inner

@@ -64,6 +64,8 @@ class GymnasiumTasks(TaskSource):
         self.instruction = instruction or f"You act in {env_id}."
         self.action_names = tuple(action_names)
         try:
+            # As sorted text: equal settings then have equal columns, and the spec can
+            # be a key.
             self._settings_json = json.dumps(dict(settings or {}), sort_keys=True)
         except (TypeError, ValueError) as error:
             raise TaskError(

@@ -180,6 +180,7 @@ class CodeInterpreterEnvironment(ToolEnvironment):
             raise CellUndoneError(
                 f"{why}, and is undone" + (f"; it printed:\n{shown}" if shown else "")
             )
+        # Only after a complete run: an undone cell must not run again in later turns.
         row[_CELLS].append(code)
         return shown or "(no output)"
 

@@ -67,4 +67,5 @@ def program_of_session(cells: Sequence[str], mark: str) -> str:
         cells: At least one cell, in order.
         mark: Final text of a complete run; it is missing if a cell exits the process.
     """
+    # JSON within a Python literal: no text of a cell can end the string early.
     return f"_CELLS, _MARK = {json.dumps(list(cells))!r}, {mark!r}\n{_PROGRAM}"

@@ -63,6 +63,7 @@ class MastermindEnvironment(GameEnvironment):
         style = columns.get("style", "words")
         fits = (
             isinstance(secret, str)
+            # Not isinstance: a bool would count as an int.
             and type(num_symbols) is int
             and len(secret) >= 2
             and 2 <= num_symbols <= len(SYMBOLS)

@@ -73,6 +73,7 @@ def _feedback_numbers(
         shared += np.minimum(
             (guesses == symbol).sum(1)[:, None], (codes == symbol).sum(1)[None, :]
         )
+    # Two digits of a number in base L + 1: one comparison in place of two.
     return np.asarray(exact * (codes.shape[1] + 1) + shared - exact, dtype=np.int64)
 
 
@@ -123,6 +124,7 @@ def next_guess(
             f"history must come from one secret: no code of {length} symbols fits "
             f"{list(history)}"
         )
+    # Rounded up, so that never more than the maximum are compared.
     step = -(-len(codes) // _MAX_COMPARED)
     compared = codes[::step]
     worst = [

@@ -52,6 +52,7 @@ class MastermindTasks(TaskSource):
                 f"length must be at least 2, and num_symbols 2 to {len(SYMBOLS)}: got "
                 f"{length} and {num_symbols}"
             )
+        # The first test keeps the power small, however large the length given.
         if length > 20 or num_symbols**length > MAX_CODES:
             raise TaskError(
                 f"num_symbols ** length must be at most {MAX_CODES}: got "

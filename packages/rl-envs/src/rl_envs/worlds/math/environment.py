@@ -167,6 +167,7 @@ class MathEnvironment(EnvironmentInterface[Columns]):
             metrics["accuracy"] = sum(row["correct"] for row in judged) / len(judged)
             unverified = sum(not row["verified"] for row in judged)
             metrics["unverified_fraction"] = unverified / len(judged)
+        # A batch without the columns of this environment: only its rewards tell.
         elif metrics:
             rewards = to_numpy(batch.get("rewards", batch.get("total_reward")))
             metrics["accuracy"] = float(np.mean(rewards == 1.0))

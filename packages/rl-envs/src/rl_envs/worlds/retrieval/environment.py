@@ -150,6 +150,7 @@ class RetrievalEnvironment(ToolEnvironment):
                 # The index is not known to be safe for several threads.
                 max_concurrency=1,
                 call_deadline_s=_CALL_DEADLINE_S,
+                # Room for titles and numbers; the documents have been cut already.
                 max_result_chars=config.num_results * (config.max_document_chars + 200),
             ),
         )
@@ -196,6 +197,7 @@ class RetrievalEnvironment(ToolEnvironment):
             row: The columns of the conversation.
         """
         found = self._index.search(query, self.config.num_results)
+        # Also those that are cut off below: the metric is about the search.
         row[_FOUND].extend(each.title for each in found)
         if not found:
             return "No document has any of these words."

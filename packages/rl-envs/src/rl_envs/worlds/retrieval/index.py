@@ -54,6 +54,7 @@ class Bm25Index:
         scores = np.asarray(self._ranking.get_scores(words))
         # Stable, so that documents of one score keep their order on every machine.
         best = np.argsort(-scores, kind="stable")[:num_results]
+        # A score of 0 means that no word is shared.
         return [self._documents[place] for place in best if scores[place] > 0.0]
 
 

@@ -118,6 +118,7 @@ class SecondCheckEnvironment(EnvironmentInterface[Any]):
             self._check = _made(config.check, check)
             self._refuse_unfit()
         except BaseException:
+            # Made before the check, whose failure would leave its processes behind.
             self._environment.shutdown()
             raise
 
@@ -164,10 +165,12 @@ class SecondCheckEnvironment(EnvironmentInterface[Any]):
     def _verdicts(
         self, logs: Sequence[MessageLog], metadata: Sequence[Any]
     ) -> list[str | None]:
+        # The check may be costly, and most batches have few high rewards.
         if not logs:
             return []
         try:
             found = as_columns(self._check.step(logs, metadata))
+        # A mistake in the settings or the rows: it would recur with each batch.
         except UserError:
             raise
         except Exception as error:
@@ -257,6 +260,7 @@ def _renamed(columns: Any, config: CheckConfig | None) -> Any:
 
 def _share_of(log: MessageLog) -> float:
     """Return a number in [0, 1) that depends on the text of a conversation alone."""
+    # By content, not by a random draw: a repeated call must come to the same sample.
     text = json.dumps(log_as_text(log), sort_keys=True).encode()
     digest = hashlib.blake2b(text, digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64

@@ -107,10 +107,13 @@ class SlidingPuzzleEnvironment(GameEnvironment):
         for move in moves:
             after = moved(board, move)
             used += 1
+            # Moves before it stay made: the board shown next tells the model how far it
+            # came.
             if after is None:
                 problem = f"No tile can move {move} on this board."
                 break
             board = after
+            # Solved: further moves would leave the goal again.
             if not _distance(board):
                 break
         solved = not _distance(board)

@@ -112,10 +112,12 @@ def moved(board: Board, move: str) -> Board | None:
         return None
     place = row * width + column
     tile = cells[place]
+    # Through a third sign, as both exchange places.
     swapped = cells.replace(GAP, "#").replace(tile, GAP).replace("#", tile)
     return Board(swapped, width)
 
 
+# Shared by tasks and environment, which ask for the same few sizes again and again.
 @lru_cache(maxsize=8)
 def distances(num_rows: int, num_columns: int) -> Mapping[str, int]:
     """Return the distance to the goal, in moves, by the cells of each solvable board.
@@ -157,6 +159,7 @@ def solution(board: Board) -> str:
             after = moved(board, move)
             if after is not None and known[after.cells] < known[board.cells]:
                 moves, board = moves + move, after
+                # The first direction that leads closer: always the same solution.
                 break
     return moves
 

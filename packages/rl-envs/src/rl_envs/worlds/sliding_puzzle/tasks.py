@@ -108,6 +108,7 @@ class SlidingPuzzleTasks(TaskSource):
     def key(self, task: Task) -> str:
         """Return the smaller of the board and its mirror image."""
         board = read_board(task.metadata["board"])
+        # One key for both: knowing one solution is knowing the other.
         return min(board.text, mirrored(board).text)
 
     def demonstrations(
@@ -128,6 +129,7 @@ class SlidingPuzzleTasks(TaskSource):
         Args:
             columns: A row, or the metadata of a later turn.
         """
+        # The first turn has the row only; later ones have the state of the game.
         board = columns.get("game", columns)["board"]
         moves = solution(read_board(board))[: self.max_moves_per_response]
         return moves if self.style == "compact" else f"<move>{' '.join(moves)}</move>"
