@@ -71,6 +71,8 @@ def get_config_class(name: str) -> type[TrainerConfig]:
     # A trainer registered in code may replace one of a package, and then has a
     # configuration of its own.
     if _ALGORITHMS.loaded(algorithm) is None and algorithm in _CONFIGS:
+        # The configuration alone would hide until later that the trainer's package is
+        # missing.
         _ALGORITHMS.check(algorithm)
         return _CONFIGS.get(algorithm)
     return get_algorithm(algorithm).config_type()

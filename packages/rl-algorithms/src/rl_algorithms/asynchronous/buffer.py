@@ -61,6 +61,7 @@ class GroupBuffer:
 
     def clear(self) -> None:
         """Remove all groups."""
+        # A list, as `remove` changes the dictionary.
         for group in list(self):
             self.remove(group)
         self._aged_at = None
@@ -93,6 +94,7 @@ class GroupBuffer:
             next_step: The step that can take the first group.
             newest_version: Version that would sample it.
         """
+        # A set has no order, but answers are requested in that of the data.
         for number in sorted(self._unsent):
             group = self._groups[number]
             if group.oldest_version is None:

@@ -44,8 +44,10 @@ def _group_to_dict(group: Group) -> dict[str, Any]:
     saved: dict[str, Any] = {
         "prompt": group.number,
         "seed_attempts": [answer.seed_attempt for answer in group.answers],
+        # Kept, or a prompt that always fails could be tried without end across resumes.
         "failures": [answer.failures for answer in group.answers],
     }
+    # An unfinished group is sampled again, so its rows need not be kept.
     if group.is_finished:
         saved["answers"] = [
             {
@@ -73,6 +75,7 @@ def restore(state: RunState, saved: Mapping[str, Any]) -> None:
     """
     _check(state, saved)
     state.step = state.saved_step = saved["step"]
+    # A trainer that goes back must not make repeated steps count as progress.
     state.furthest_step = max(state.furthest_step, state.step)
     state.order.position = saved["position"]
     # Task numbers in use by this driver must never be handed out twice.

@@ -70,6 +70,7 @@ class EventLog:
         A driver that regularly appends them to a file can log a long run while keeping
         little of it in memory.
         """
+        # The first line holds settings and state, and is written only once.
         lines = list(self.to_lines())[self.has_begun :]
         self.entries, self.has_begun = [], True
         return lines
@@ -118,6 +119,7 @@ def _decode(values: Mapping[str, Any]) -> Event:
         )
     fields = {name: value for name, value in values.items() if name != "type"}
     if "worker" in fields:
+        # JSON has turned the named tuple into a list.
         fields["worker"] = Worker(*fields["worker"])
     event: Event = known(**fields)
     return event

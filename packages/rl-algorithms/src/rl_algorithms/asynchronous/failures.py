@@ -74,6 +74,7 @@ class Failures:
         record.failures_in_row += 1
         state.actions.append(StopWorker(worker, record.incarnation, reason))
         state.deadlines.clear_worker(worker)
+        # Its process is gone, and with it the weights that it had confirmed.
         state.versions.forget(worker)
         pause_s = state.settings.restarts.pause_before(record.failures_in_row)
         # Set before the work is handed out again, or this worker could get it back.
@@ -95,6 +96,7 @@ class Failures:
         state = self._state
         record = state.workers[worker]
         record.phase = WorkerPhase.STARTING
+        # Late messages of the process before then count as outdated.
         record.incarnation += 1
         # A start counts as a sign of life, or the silence of the process before it
         # would be held against this one.

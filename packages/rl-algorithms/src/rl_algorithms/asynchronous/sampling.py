@@ -68,6 +68,7 @@ class Sampling:
         newest = self._state.versions.newest
         if newest is None:
             return
+        # Asked again for each answer, since the last one may have filled a generator.
         while free := self._free_generators():
             found = self._next_answer(newest)
             if found is None:
@@ -223,6 +224,7 @@ class Sampling:
         if not isfinite(event.reward):
             self._score_failed(task, f"its reward is {event.reward}")
             return
+        # A useful result shows that the worker is sound again.
         self._state.workers[event.worker].failures_in_row = 0
         task.answer.phase, task.answer.reward = AnswerPhase.SCORED, event.reward
         if task.group.is_finished:
@@ -239,6 +241,7 @@ class Sampling:
     ) -> Task | None:
         """Return the task that an event completes; None if it is no longer wanted."""
         task = self._state.tasks.get(number)
+        # A task that was lost has another number now; late results find none.
         if task is None or task.worker != event.worker:
             return None
         self._end(number)

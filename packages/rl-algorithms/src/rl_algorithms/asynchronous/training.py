@@ -56,6 +56,7 @@ class Training:
         if self._save_is_due(over):
             self._save(trainer.incarnation)
         elif over is not None:
+            # Answers still being sampled belong to no step any more.
             stop_tasks(state)
             state.finish(Finish(state.step, over))
         else:

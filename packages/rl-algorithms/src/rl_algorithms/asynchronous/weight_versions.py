@@ -100,6 +100,7 @@ class WeightVersions:
             version: The version.
         """
         served = self._of(generator)
+        # A late confirmation of withdrawn weights says nothing about the current ones.
         if trainer != self.trainer or served.loading != version:
             return False
         served.confirmed, served.loading = version, None

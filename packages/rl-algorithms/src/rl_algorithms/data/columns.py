@@ -123,6 +123,7 @@ def text_of(row: Row, column: str, index: int, name: str) -> str:
     value = row.get(column)
     if isinstance(value, str):
         return value
+    # Answers to math problems are often stored as numbers.
     if isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     raise ColumnError(

@@ -40,6 +40,7 @@ def message_log_to_flat_messages(message_log: LLMMessageLogType) -> dict[str, An
             key differ in dtype, device or in dimensions other than the first.
     """
     flat: dict[str, Any] = {}
+    # Not a set, which would lose the order of the keys.
     keys = dict.fromkeys(key for message in message_log for key in message)
     for key in keys:
         values = [message[key] for message in message_log if key in message]
@@ -179,6 +180,7 @@ def batched_message_log_to_flat_message(
 def _length(place: int, row: Mapping[str, Any]) -> int:
     """Return the number of tokens of a conversation, the length of its tensors."""
     lengths = {key: len(v) for key, v in row.items() if isinstance(v, Tensor)}
+    # Padded to one width, a shorter tensor would look complete.
     if len(set(lengths.values())) > 1:
         found = ", ".join(f"{key} has {length}" for key, length in lengths.items())
         raise ColumnError(
@@ -230,6 +232,7 @@ def get_formatted_message_log(
     owner = torch.tensor(owners, dtype=torch.int64)
     # Header tokens lie in no message's span, so the next message takes them.
     place = owner.flip(0).where(owner.flip(0) >= 0, len(log)).cummin(0).values.flip(0)
+    # Tokens after the last message belong to it.
     place = place.clamp(max=len(log) - 1)
     return [
         {

@@ -98,6 +98,8 @@ def find_overlaps(
         for index, row in enumerate(part.rows):
             key = _canonical(reader.read(part.name, index, row))
             is_exact = key in places
+            # The whole row and not only its prompt: an answer may quote a held-out
+            # task.
             if not is_exact and runs:
                 key = _shared(row, runs, ngram)
             if key in places:

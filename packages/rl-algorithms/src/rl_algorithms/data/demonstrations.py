@@ -72,6 +72,7 @@ def process_demonstrations(
         data = _from_conversations(rows, columns, tokenizer, config, name)
     else:
         data = _from_pairs(rows, columns, tokenizer, config, name)
+    # Before rows are truncated: a row without any answer is a mistake in the data.
     for datum in data:
         # The first token has nothing before it to be predicted from.
         if not bool(datum["token_mask"][1:].any()):

@@ -119,6 +119,7 @@ def _gsm8k(row: Row) -> Mapping[str, Any]:
 def _math(row: Row) -> Mapping[str, Any]:
     solution = _text(row, "solution")
     given = row.get("answer")  # MATH-500 has the final answer in a column of its own
+    # The column is the published answer; the last box is only a guess at it.
     final = given if isinstance(given, str) and given.strip() else _last_box(solution)
     return {
         "prompt": _text(row, "problem"),
@@ -183,6 +184,7 @@ def _openmathinstruct2(row: Row) -> Mapping[str, Any]:
 
 def _helpsteer3(row: Row) -> Mapping[str, Any] | None:
     score = row["overall_preference"]
+    # bool is a subclass of int.
     if isinstance(score, bool) or not isinstance(score, int) or not -3 <= score <= 3:
         raise ValueError(
             f"overall_preference must be a whole number from -3 to 3: got {score!r:.60}"

@@ -32,6 +32,7 @@ def _default_collate(rows: Sequence[Mapping[str, Any]]) -> BatchedDataDict[Any]:
                 f"{type(row).__name__} {row!r:.60} (row {index} of the batch); give "
                 "collate_fn, which makes a batch of rows of another kind"
             )
+    # Rows of `process_prompts` have both, and other rows hardly have them by chance.
     if all("token_ids" in row and "message_log" in row for row in rows):
         return rl_collate_fn(rows)  # type: ignore[arg-type]
     names = list(rows[0])
@@ -78,6 +79,7 @@ class RowOrder(Protocol):
 
 
 def _check_sizes(batch_size: int, num_shards: int, shard_index: int) -> None:
+    # bool is a subclass of int, and True would be a batch of one row.
     if isinstance(batch_size, bool) or not isinstance(batch_size, int):
         raise DataError(f"batch_size must be a whole number: got {batch_size!r}")
     if batch_size < 1:

@@ -53,6 +53,7 @@ def load_sources(source: Any, config: DatasetConfig | None) -> list[LoadedSource
         DataError: A source cannot be read.
     """
     if isinstance(source, Mixture):
+        # None for each source: no weight, hence in proportion to the number of rows.
         weights = source.weights or dict.fromkeys(source.sources)
         return [
             LoadedSource(title, repr(title), load_dataset_any(part), weights[title])
@@ -95,6 +96,7 @@ def set_aside(
                 f"rows of dataset {source.name} aside: at least one row must be left "
                 "on either side"
             )
+        # Chosen at random, as many data sets are sorted by topic or difficulty.
         order = permutation(len(rows), seed=seed, epoch=_SPLIT_EPOCH)
         # Sorted, so that both parts keep the order of the source.
         trained.append(replace(source, rows=take(rows, sorted(order[count:]))))

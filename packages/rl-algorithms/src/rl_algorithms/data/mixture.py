@@ -70,6 +70,7 @@ def quotas(weights: Sequence[float], num_rows: int) -> list[int]:
     rest = num_rows - int(shares.sum())
     # Stable, so that equal remainders go to the same sources on each platform.
     shares[np.argsort(shares - exact, kind="stable")[:rest]] += 1
+    # A source without rows would silently be missing from the training.
     if not shares.all():
         index = int(np.argmin(shares))
         raise ConfigError(
@@ -135,6 +136,7 @@ class MixtureOrder:
         self, source: int, size: int, taken: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return the rows that a source contributes after `taken` earlier ones."""
+        # An epoch may end in the middle of a pass, or span several.
         passes, places = taken // size, taken % size
         if not self._shuffle:
             return places

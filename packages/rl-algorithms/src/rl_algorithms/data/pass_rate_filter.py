@@ -272,6 +272,7 @@ class PassRateFilter:
         self._records = {
             row: (row, epoch, *visits[-width:]) for row, epoch, *visits in records
         }
+        # In place, because the features hold the same array.
         self._answer_lengths.fill(np.nan)
         # States of earlier versions lack them.
         for row, length in state.get("answer_lengths", ()):

@@ -116,6 +116,7 @@ def process_preferences(
                     f"dataset {name}, row {index}: the {side} answer has no token to "
                     "learn; leave the row out, or give it an answer"
                 )
+        # Tokens and not texts: the tokenizer or the template may drop the difference.
         if better[0] == worse[0]:
             continue
         data.append(
@@ -172,6 +173,8 @@ def _encode_plain(
     end = end_tokens(tokenizer, config)
     encoder = TextEncoder(tokenizer, config.add_bos)
     pieces = list(zip(logs, heads, strict=True))
+    # Prompt and answer apart, because a sampled answer never merges with the prompt's
+    # tokens.
     prompts = encoder.starts([plain_text(log[:head]) for log, head in pieces])
     answers = encoder.continuations([plain_text(log[head:]) for log, head in pieces])
     return [

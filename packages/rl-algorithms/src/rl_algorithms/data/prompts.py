@@ -116,6 +116,7 @@ def process_prompts(
         tokens = encoder.continuations([render_chat(tokenizer, log) for log in logs])
     else:
         tokens = encoder.starts([plain_text(log) for log in logs])
+    # A model cannot be asked to continue nothing.
     for index, ids in enumerate(tokens):
         if not ids:
             raise ColumnError(
@@ -152,6 +153,7 @@ def _prompt_of(
         messages = messages_of(row, columns.messages, index, name)
         if messages[-1]["role"] == "assistant":
             answer = messages[-1]["content"] if answer is None else answer
+            # The policy is to write the answer itself.
             messages = messages[:-1]
         if not messages:
             raise ColumnError(

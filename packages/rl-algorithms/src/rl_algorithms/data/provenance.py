@@ -60,6 +60,7 @@ def fingerprint(rows: Rows) -> str:
     It is the SHA-256 of the number of rows and their columns; of more than 1,000 rows,
     only 1,000 evenly spaced ones, including the first, are read.
     """
+    # The number of rows too, since only some of many rows are read.
     digest = hashlib.sha256(str(len(rows)).encode())
     count = min(len(rows), _MOST_ROWS)
     for place in range(count):

@@ -40,6 +40,7 @@ def read_columns(columns: Mapping[str, Any], name: str) -> list[Row]:
         ColumnError: A column is not a list, or the lengths differ.
     """
     for key, values in columns.items():
+        # A text is a sequence as well, and would give a row per character.
         if isinstance(values, str) or not isinstance(values, Sequence):
             raise ColumnError(
                 f"dataset {name}: column {key!r} must be a list, one value per row: "

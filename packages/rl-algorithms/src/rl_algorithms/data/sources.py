@@ -219,12 +219,14 @@ def as_row(row: Any, index: int, name: str) -> Row:
     Raises:
         ColumnError: The row is neither a mapping, nor text, nor an object with fields.
     """
+    # Returned as it is: copying millions of rows would take time and memory.
     if isinstance(row, dict):
         return row
     if isinstance(row, Mapping):
         return dict(row)
     if isinstance(row, str):
         return {"text": row}
+    # Objects know best how to become a row; named tuples and dataclasses come after.
     if hasattr(row, "to_row"):
         return dict(row.to_row())
     if hasattr(row, "_asdict"):

@@ -151,6 +151,7 @@ class StreamLoader:
 
     def __iter__(self) -> Iterator[Any]:
         left: list[tuple[int, int, DatumSpec]] = []
+        # A resumed pass has given batches before, so it may end without another.
         is_empty = self._before == self._taken == 0
         for before, block in self._blocks():
             # Only the first block after a resume is partly used.

@@ -81,6 +81,7 @@ class DistillationSettings(SamplingSettings):
 def _or_a_name(schema: dict[str, Any]) -> None:
     """Tell editors that a name or folder may replace the section."""
     section = dict(schema)
+    # In place, because pydantic ignores what the function returns.
     schema.clear()
     schema["anyOf"] = [section, {"type": "string"}]
 
@@ -126,6 +127,7 @@ class DistillationConfig(RolloutTrainerConfig):
         if not isinstance(data, Mapping) or not isinstance(data.get("policy"), Mapping):
             return data
         settings = data.get("distillation")
+        # Off-policy nothing is sampled, so no length of answers is filled in.
         if not (isinstance(settings, Mapping) and settings.get("on_policy") is False):
             data = with_generation(data)
         data = with_row_length(data)

@@ -158,6 +158,8 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
                 if greedy
                 else generation.sampling_params(validation=True),
             )
+            # Seeds derive from the index in the set, and so do not depend on the batch
+            # size.
             first += batch.size
             yield _to_train_on(result.rows)
 

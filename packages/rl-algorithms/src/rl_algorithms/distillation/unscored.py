@@ -25,6 +25,7 @@ class Unscored(EnvironmentInterface[Any]):
             metadata=list(metadata),
             next_stop_strings=[None] * size,
             rewards=torch.zeros(size),
+            # Without an environment nobody could respond to an answer.
             terminateds=torch.ones(size, dtype=torch.bool),
             answers=None,
         )

@@ -43,6 +43,7 @@ def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
             f"num_correct must be from 0 to {num_samples}: got {num_correct}"
         )
     wrong = num_samples - num_correct
+    # Exact integers up to the division, where products of fractions would round.
     return 1 - math.comb(wrong, k) / math.comb(num_samples, k)
 
 
@@ -87,6 +88,7 @@ def _ways_to_win(
     at `most` votes and the others below; `gain[size, tied]` sums the values of the tied
     answers over the same choices.
     """
+    # Silent samples fill places of the subset but never win.
     ways: dict[tuple[int, int], float] = {
         (size, 0): float(math.comb(silent, size)) for size in range(min(silent, k) + 1)
     }
@@ -127,6 +129,7 @@ def mean_with_interval(values: Sequence[float]) -> Interval:
     if not values:
         return Interval(math.nan, math.nan, math.nan)
     count = len(values)
+    # fsum, so that the mean does not depend on the order of the prompts.
     mean = math.fsum(values) / count
     if count == 1:
         return Interval(mean, mean, mean)

@@ -98,6 +98,7 @@ def evaluate(
     base = target.settings() if config is None else config
     run_config = build_config(EvalConfig, settings, base=base)
     scorer = _choose_scorer(reward_fn, environment)
+    # Before the tokenizer is loaded, which takes seconds.
     check_evaluation(
         run_config,
         has_scorer=scorer is not None,
@@ -106,10 +107,12 @@ def evaluate(
     if scorer is None and run_config.env is not None:
         rl_envs.env_registry.get(run_config.env.name)
     if generation is None:
+        # "auto" is resolved later, when the model and the devices are known.
         if run_config.generation.backend != "auto":
             get_generation_traits(run_config.generation.backend)
         check_model_folder(target.model)
     tokenizer = load_tokenizer(target.model)
+    # Before anything is started, as loading prompts finds most mistakes.
     prompts = _load_prompts(run_config, dataset, datasets, tokenizer)
     if reward_fn is not None:
         try_reward_fn(reward_fn, next(iter(prompts.values()))[0])
@@ -125,6 +128,7 @@ def evaluate(
             _rollout_config(run_config, target.model),
             use_chat_template=run_config.data.apply_chat_template,
         )
+        # Registered last, so that agents end before the generator that answers them.
         closing.callback(engine.close)
         turn = generation_turn([started])
         turn.prepare()
@@ -147,6 +151,8 @@ def _rollout_config(config: EvalConfig, model: str) -> RolloutConfig:
     context = config.generation.max_context_length or folder_context_length(model)
     if config.max_rollout_turns > 1 and context is not None:
         limits["max_total_sequence_length"] = context
+        # A last answer with less room than the others would be cut off without its
+        # fault.
         limits["min_answer_room"] = config.generation.max_new_tokens
     return RolloutConfig(
         **dict(config.rollout), max_turns=config.max_rollout_turns, **limits
@@ -204,6 +210,7 @@ def _start_generation(
     config: EvalConfig, model: str, closing: ExitStack
 ) -> GenerationInterface:
     settings = config.cluster
+    # A cluster that was already running is left running.
     if not ray.is_initialized() and init_ray(
         tls=settings.tls, pass_env=settings.pass_env
     ):
@@ -260,6 +267,7 @@ def _evaluate_one(
             num_generations=config.num_generations,
             seed=config.seed,
             step=_STEP,
+            # The index in the dataset, so that seeds do not depend on the batch size.
             first_prompt_index=first,
             greedy=config.is_greedy,
             sampling=None if config.is_greedy else config.generation.sampling_params(),
@@ -291,6 +299,7 @@ def _samples(
     found = []
     for row, is_scored in enumerate(scored):
         sample = result.sample(row)
+        # None and not 0.0, which would enter the mean reward.
         reward = sample.reward if is_scored else None
         found.append(
             {

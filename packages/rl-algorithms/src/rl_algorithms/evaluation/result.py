@@ -63,8 +63,10 @@ class DatasetEvaluation:
         scored = [
             [s["reward"] for s in group if s["reward"] is not None] for group in groups
         ]
+        # One value per prompt, because the answers to a prompt are not independent.
         rewards = mean_with_interval([sum(r) / len(r) for r in scored if r])
         count = max(len(samples), 1)
+        # The environment's metrics first, so that none of them replaces one of these.
         metrics = dict(environment or {}) | {
             **_named("reward", rewards),
             "unscored_rate": sum(s["reward"] is None for s in samples) / count,
@@ -151,10 +153,12 @@ class EvaluationResult:
         temporary = target.with_name(target.name + ".tmp")
         text = json.dumps(self.to_dict(samples=samples), indent=1, ensure_ascii=False)
         temporary.write_text(text + "\n", encoding="utf-8")
+        # A reader sees the old or the new file, never half of one.
         os.replace(temporary, target)
         return target
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
     """Replace NaN, which JSON lacks, by null."""
+    # Only NaN differs from itself.
     return {name: value if value == value else None for name, value in metrics.items()}

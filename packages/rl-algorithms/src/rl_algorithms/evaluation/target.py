@@ -82,7 +82,10 @@ def find_target(name: str | Path) -> EvaluationTarget:
         )
     config = _run_config(newest)
     ranking = CheckpointingConfig.from_dict(config.get("checkpointing") or {})
+    # A second one: the ranking is in the configuration that the newest checkpoint
+    # holds.
     manager = CheckpointManager(ranking, path / CHECKPOINTS)
+    # Without a ranking metric, or a validation, there is no best one.
     best = manager.get_best_checkpoint_path() or newest
     return EvaluationTarget(str(best / "policy" / "weights"), config)
 

@@ -129,12 +129,15 @@ def _critic_section(data: Mapping[str, Any]) -> Any:
     if given is not None and not isinstance(given, Mapping):
         return given
     given = dict(given or {})
+    # A critic samples nothing, and has a head of its own.
     base = {k: v for k, v in data["policy"].items() if k not in ("generation", "head")}
     # Arguments for one class do not fit another.
     for section in ("optimizer", "scheduler"):
         own = given.get(section)
         if isinstance(own, Mapping) and "name" in own:
             base.pop(section, None)
+    # Set for the critic, one of them would contradict the other, inherited from the
+    # policy.
     for one, other in _EXCLUSIVE:
         if given.get(one) is not None and other not in given:
             base.pop(other, None)

@@ -94,10 +94,12 @@ def unfold_branches(
     added["part_index"] = torch.tensor(places)
     lengths = [len(part.input_ids) for part in parts]
     pads = {"input_ids": pad_token_id, "token_versions": -1}
+    # Such a column would be copied from another part, whose tokens differ.
     _refuse_token_columns(rows)
     for name in _COLUMNS:
         if name not in rows:
             continue
+        # In the dtype of the column, so that both can be concatenated.
         column = torch.full(
             (len(parts), max(lengths)), pads.get(name, 0), dtype=rows[name].dtype
         )

@@ -80,11 +80,14 @@ class Conversations:
         infos = batch.get("extra_env_info") or [{} for _ in logs]
         stops = batch.get("stop_strings")
         order = self.names.prompt.tolist()
+        # A list per row, because the rows of a prompt continue differently.
         self.message_logs: list[LLMMessageLogType] = [list(logs[p]) for p in order]
         self._num_prompt_messages = [len(logs[p]) for p in order]
         self._extra_env_info: list[dict[str, Any]] = [infos[p] for p in order]
         self._answers: list[str | None] = [None] * self.num_rows
         self._texts: list[str] = [""] * self.num_rows
+        # Before its first verdict, an environment gets the columns of the data as
+        # metadata.
         self._metadata: list[Any] = list(self._extra_env_info)
         self._stop_strings: list[list[str] | None] | None = (
             None if stops is None else [stops[p] for p in order]
@@ -170,6 +173,7 @@ class Conversations:
         for row in self._active_list():
             self._errors[row] = error
         self.unfinished[rows] = False
+        # An empty index and not None, which stands for all rows.
         self._active = rows[:0]
 
     def active_logs(self) -> list[LLMMessageLogType]:
@@ -248,6 +252,7 @@ class Conversations:
         if max_length is not None:
             room = max_length - self.tokens.lengths[active]
             self._end_truncated(active[room < min_room])
+        # Again, as rows without room have ended since.
         self._active = active[self.unfinished[active]]
 
     def _end_truncated(self, rows: Tensor) -> None:
@@ -257,6 +262,8 @@ class Conversations:
     def _set_stop_strings(self, row: int, stops: list[str] | None) -> None:
         if stops is None:
             return
+        # The column is made when first needed: most environments never set stop
+        # strings.
         if self._stop_strings is None:
             self._stop_strings = [None] * self.num_rows
         self._stop_strings[row] = stops

@@ -171,6 +171,7 @@ class RolloutEngine:
         """
         play = Play(seed, step, first_prompt_index, greedy, sampling, timer)
         batch, names = self._start(batch, num_generations)
+        # One line per prompt: rows of a group are adjacent, see `RowNames.of_groups`.
         left = torch.arange(len(names.prompt)).view(-1, num_generations)
         for played in self._play(batch, names, play):
             whole = ~played.notes.is_active[left].any(1)
@@ -280,11 +281,13 @@ class RolloutEngine:
                 f"num_generations must be at least 1: got {num_generations}"
             )
         logs = [
+            # Texts only: messages also carry tokens, which a template must not see.
             [{"role": m["role"], "content": m["content"]} for m in log]
             for log in batch["message_log"]
         ]
         prompts = self._observations.prompts(logs)
         if prompts is not None:
+            # The caller's batch keeps the prompts of the data set.
             batch = batch.copy()
             rows = [torch.tensor(tokens) for tokens in prompts]
             batch["input_ids"] = torch.nn.utils.rnn.pad_sequence(
@@ -320,6 +323,7 @@ class RolloutEngine:
         `notes.is_active` [N] marks the rows that continue; after the last turn, none.
         """
         if self.agents is not None:
+            # Agents have no common turns, so all rows arrive at once.
             yield self.agents.play(batch, names, play)
             return
         rows = Conversations(batch, names, self._tokenizer)

@@ -87,6 +87,7 @@ class GeneratorDesk:
         self._due: int | None = None
         self._num_calls = 0
         self._is_loading = self._is_closed = False
+        # A generator that does not say so may not be safe to call from several threads.
         limit = max(1, int(getattr(generation, "calls_at_once", 1)))
         self._threads = [
             threading.Thread(target=self._run, name=f"ahead-sample-{n}", daemon=True)
@@ -121,6 +122,7 @@ class GeneratorDesk:
         try:
             while (work := self._next()) is not None:
                 work()
+        # Of any kind: a thread that ended unnoticed would leave the schedule waiting.
         except BaseException as error:
             self._on_failure(error)
 

@@ -116,6 +116,8 @@ class Judge:
         """Return the environment's verdict on rows."""
         verdict, error = self._try(message_logs, metadata)
         alone = self._isolate and len(metadata) > 1
+        # A lost worker says nothing about single rows, so judging them alone would not
+        # help.
         if error is None or not alone or outcome_of(error).is_infrastructure:
             return verdict
         return self._step_alone(message_logs, metadata, verdict)
@@ -130,6 +132,7 @@ class Judge:
             verdict, error = self._try([logs[row]], [metadata[row]])
             failures += error is not None
             verdicts.append(verdict)
+        # If every row fails alone as well, the error of the whole batch is kept.
         return failed if failures == len(metadata) else _join(verdicts)
 
     def _try(
@@ -184,6 +187,8 @@ class Judge:
             {name: rows[name] for name in _SHARED_COLUMNS if name in rows}
         )
         changed, metrics = self._environment.global_post_process_and_metrics(shared)
+        # Only the columns that were shared: an environment cannot replace tokens or
+        # masks.
         for name in _SHARED_COLUMNS:
             if name in changed:
                 rows[name] = changed[name]
@@ -255,6 +260,7 @@ def _failed(metadata: list[Any], error: Exception) -> Verdict:
         outcome=torch.full((num_rows,), int(outcome), dtype=torch.int8),
         terminateds=torch.ones(num_rows, dtype=torch.bool),
         observations=[{"role": "environment", "content": ""}] * num_rows,
+        # The metadata from before, since the environment returned none.
         metadata=list(metadata),
         next_stop_strings=[None] * num_rows,
         answers=[None] * num_rows,

@@ -85,6 +85,7 @@ class ObservationEncoder:
             {"tools": [dict(tool) for tool in tools]} if tools else {}
         )
         self._branch = branch
+        # Its texts continue others, or have been rendered with a BOS token.
         self._encoder = TextEncoder(tokenizer, add_bos=False)
         self._ends: dict[int, str] = {}
 
@@ -103,6 +104,7 @@ class ObservationEncoder:
                 "the chat template does not show tools to the model; use one that "
                 "does, or describe them in the system prompt"
             )
+            # Reset, so that the comparison and the warning come only once.
             self._variables = {}
             return None
         return self._encoder.continuations([self._render(log) for log in logs])

@@ -55,6 +55,7 @@ class OpenConversation:
     ) -> None:
         self._seed, self._step, self._prompt, sample, attempt = place
         one = [np.array([number], np.int64) for number in (0, sample, attempt)]
+        # Row 0 of `prompt`; its index in the step only enters the seeds.
         self._rows = Conversations(prompt, RowNames(*one), tokenizer)
         self._config, self._observations = config, observations
         self._turn = 0

@@ -61,6 +61,7 @@ class Finisher:
         whole = healthy
         if self._config.incomplete_groups == "drop":
             groups = played.group_index
+            # The baseline of a group needs all of its answers.
             whole = healthy & ~torch.isin(groups, groups[~healthy])
             reasons["incomplete_group"] = int((healthy & ~whole).sum())
         played.sample_mask = played.sample_mask * whole
@@ -109,6 +110,8 @@ class Finisher:
             played.rewards[rows] += total.nan_to_num(0.0, 0.0, 0.0)
             played.outcome[unscored] = int(Outcome.ENVIRONMENT_ERROR)
             for name, value in score.items() if isinstance(score, dict) else ():
+                # NaN for rows outside of these groups: the reward does not apply to
+                # them.
                 empty = torch.full((played.size,), torch.nan)
                 column = played.named_rewards.setdefault(name, empty)
                 # Added to the rewards of the turns, or taken alone where there are
@@ -125,6 +128,8 @@ class Finisher:
                 if error is not None:
                     raise error
         rate = failed / len(outcome)
+        # Even if any rate is allowed, a rollout without a scored row has nothing to
+        # train on.
         if rate > self._config.max_failed_rate or failed == len(outcome):
             reasons = ", ".join(
                 f"{count} {name.replace('_', ' ')}"
@@ -189,6 +194,7 @@ def _reasons(outcome: Tensor) -> dict[str, int]:
 
 def _blank_failed(played: Trajectories, healthy: Tensor) -> None:
     """Clear the rewards of failed rows: 0.0 in the sum, NaN in its parts."""
+    # Stale rows were scored, and their rewards are worth reporting.
     unscored = ~healthy & (played.outcome != int(Outcome.STALE))
     for name, column in played.named_rewards.items():
         played.named_rewards[name] = column.masked_fill(unscored, torch.nan)

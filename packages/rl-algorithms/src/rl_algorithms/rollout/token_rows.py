@@ -61,10 +61,13 @@ class TokenRows:
         """
         if logprobs is None:
             self.has_logprobs = False
+            # Placeholders, which keep the columns alike; `has_logprobs` says not to use
+            # them.
             logprobs = torch.zeros(output_ids.shape)
         position = torch.arange(output_ids.shape[1])
         before = self.lengths if active is None else self.lengths[active]
         sampled = (position >= before[:, None]) & (position < lengths[:, None])
+        # Generators may give one version per row; tokens of the prompt have none.
         versions = torch.where(sampled, versions, -1)
         # The first answers of all rows, in most runs the only ones, need no copy.
         if active is None and not self.token_mask.any():
@@ -86,6 +89,7 @@ class TokenRows:
             # Only sampled tokens: a generator may cut or pad the input differently.
             held = column[rows, :width]
             column[rows, :width] = torch.where(sampled, values, held)
+        # Not in place: `prompt_lengths` may be the same tensor.
         self.lengths = self.lengths.index_copy(0, rows, lengths)
 
     def append(self, rows: Tensor, tokens: Sequence[Sequence[int]]) -> None:
@@ -139,6 +143,7 @@ class TokenRows:
         over = self.lengths > limit
         if bool(over.any()):
             for name in _WIDE:
+                # Contiguous, as a view would keep the wide tensor alive.
                 setattr(self, name, getattr(self, name)[:, :limit].contiguous())
             self.lengths = self.lengths.clamp(max=limit)
         return over

@@ -100,6 +100,7 @@ class Trajectories:
             others: Their replacements.
             pads: Padding of the token columns, by name.
         """
+        # The replacements come after all rows, and the order then picks from both.
         order = torch.arange(self.size)
         order[rows] = self.size + torch.arange(others.size)
         joined = _join([self._columns(), others._columns()], pads)

@@ -145,6 +145,7 @@ def _all_masked(case: _Case, batch: RewardBatch, random: Random) -> None:
 
 def _equal_rewards(case: _Case, batch: RewardBatch, random: Random) -> None:
     """Check that equal rewards, rounding included, give finite advantages."""
+    # 0.1 and -3.3 have no exact binary form, so their means are rounded.
     value = random.choice([0.0, 0.1, 1.0, -3.3, 1e6])
     got = case.run(batch.map_rewards(lambda r: torch.full_like(r, value)))
     if not bool(got.isfinite().all()):

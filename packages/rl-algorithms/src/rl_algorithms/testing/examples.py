@@ -39,8 +39,10 @@ def for_examples(holds: Property, num_examples: int) -> None:
 
     @settings(
         max_examples=num_examples,
+        # The same examples in each run, and no files: a check must not fail by chance.
         derandomize=True,
         database=None,
+        # Slow code is not wrong.
         deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),

@@ -43,6 +43,7 @@ class LossCase:
     ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
         """Return loss, gradients and metrics summed over the parts made by `cut`."""
         leaves = {
+            # Fresh leaves per run: gradients of two runs must not add up.
             name: value.detach().clone().requires_grad_()
             for name, value in batch.inputs.items()
         }
@@ -60,6 +61,7 @@ class LossCase:
                 metrics[name] = (
                     metrics[name].merge(metric) if name in metrics else metric
                 )
+        # Unused inputs are allowed, as a loss may ignore one of its inputs.
         grads = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
         return (
             total.detach(),
@@ -125,6 +127,7 @@ def _close_metrics(
             else None
             for metrics in (got, want)
         ]
+        # Also if both are None, and for equal infinities, which have no difference.
         if values[0] == values[1]:
             continue
         if None in values or not math.isclose(*values, rel_tol=1e-7, abs_tol=1e-9):  # type: ignore[arg-type]

@@ -91,6 +91,8 @@ def _gradient(case: LossCase, batch: LossBatch, random: Random) -> None:
     generator = torch.Generator().manual_seed(random.randrange(2**32))
     for name, value in batch.inputs.items():
         for _ in range(_NUM_DIRECTIONS):
+            # Random directions test all entries at once; one by one would cost a call
+            # for each.
             direction = torch.randn(value.shape, generator=generator, dtype=value.dtype)
             ends = [
                 _number(
@@ -206,6 +208,7 @@ def _all_masked(case: LossCase, batch: LossBatch, random: Random) -> None:
         empty = batch.replaced(**{name: torch.zeros_like(batch.data[name])})
         loss, grads, metrics = case.run(empty)
         worst = max((float(g.abs().max()) for g in grads.values()), default=0.0)
+        # `not worst == 0`, since NaN must fail as well.
         if float(loss) != 0 or not worst == 0:
             raise ConformanceError(
                 "all_masked",
@@ -222,6 +225,7 @@ def _all_masked(case: LossCase, batch: LossBatch, random: Random) -> None:
 def _missing_columns(case: LossCase, batch: LossBatch, random: Random) -> None:
     """Check that a loss fails without a column that it reads."""
     want = case.run(batch)[0]
+    # Sorted, so that a failing check names the same column each time.
     for name in sorted({*batch.data} - {*_ALWAYS_THERE, *case.optional}):
         data = {key: value for key, value in batch.data.items() if key != name}
         try:

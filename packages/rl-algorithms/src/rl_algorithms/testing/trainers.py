@@ -19,6 +19,7 @@ __all__ = ["check_trainer", "weights_digest"]
 def weights_digest(checkpoint: Path) -> str:
     """Return a digest of all weight files of a checkpoint, including a critic's."""
     digest = hashlib.sha256()
+    # Sorted, as glob has no order and the digest depends on it.
     for path in sorted(checkpoint.glob("*/weights/**/*")):
         if path.is_file():
             digest.update(path.name.encode())

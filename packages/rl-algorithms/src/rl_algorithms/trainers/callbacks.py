@@ -170,6 +170,7 @@ class CallbackList:
         for callback in self._callbacks:
             name = type(callback).__name__
             counts[name] = counts.get(name, 0) + 1
+            # Numbered, because a run may have several callbacks of one class.
             yield f"{name}/{counts[name]}", callback
 
 
@@ -216,6 +217,7 @@ def with_plain_names(
 def _blame(callback: Callback, hook: str) -> Iterator[None]:
     try:
         yield
+    # Interruptions too, which may have been raised within a hook.
     except BaseException as error:
         error.add_note(f"raised by {type(callback).__name__}.{hook}")
         raise

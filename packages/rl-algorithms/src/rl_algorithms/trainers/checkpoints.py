@@ -127,6 +127,7 @@ class RunCheckpoints:
             # At the top level, where tools that rank checkpoints look for metrics.
             **metrics,
             "algorithm": self._algorithm,
+            # After the metrics, so that no metric can replace a part of the state.
             "state": state.to_dict(),
             "dataloader": dict(dataloader),
             "callbacks": dict(callbacks),

@@ -76,6 +76,7 @@ class TrainingLoop(Generic[ConfigT]):
 
     def run(self) -> None:
         """Train until a limit, a validation or a request ends the run."""
+        # The run returns to this state if workers are lost before the first checkpoint.
         self._recovery.begin(self._info())
         self._hooks.call("on_train_begin")
         while not self._train_to_end():

@@ -66,7 +66,9 @@ class PairTrainer(BaseTrainer[ConfigT]):
 
     def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
         metrics: dict[str, Any] = dict(count_tokens(batch))
+        # In pairs, since the loss compares neighboring rows.
         rows, global_batch_size = pad_to_plan(batch, self.plan, rows_per_sample=2)
+        # After padding, so that padding rows have all columns, too.
         self._complete(rows)
         output = self.train_policy(rows, self._loss, global_batch_size)
         return metrics | train_metrics(output)

@@ -160,6 +160,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
                 timer=timer,
             )
         for name, seconds in timer.get_timing_metrics("sum").items():
+            # The phase around it is called `generation` already.
             name = "sampling" if name == "generation" else name
             self.timer.record(f"generation/{name}", seconds)
         rows, metrics = self._note_rollout(result)
@@ -175,6 +176,8 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         self._pass_rates.note(
             batch[DATA_ROW],
             rows["group_index"].numpy(),
+            # Rewards as the environment gave them, which is the scale of
+            # `pass_threshold`.
             rows["rewards"].double().numpy(),
             (rows["sample_mask"] != 0).numpy(),
             rows["generation_lengths"].numpy(),

@@ -147,6 +147,7 @@ def unranked_warning(
             "measures it: the newest checkpoint counts as the best; give held-out data "
             "and a val_period, or leave metric_name out"
         )
+    # The last step is saved even if it is no multiple of the period.
     saved = sorted({*range(period, total_steps + 1, period), total_steps})
     missed = [s for s in saved if not schedule.due(s, last=s == total_steps)]
     if not missed:

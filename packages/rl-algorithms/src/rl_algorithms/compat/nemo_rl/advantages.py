@@ -53,6 +53,7 @@ def calculate_baseline_and_std_per_prompt(
         leave_one_out_baseline: Leave a row out of its own baseline.
         std_rewards: [N] rewards whose spread is returned; default `rewards`.
     """
+    # [N, 1] for indices, so that both forms are compared by row.
     rows = prompts.reshape(len(prompts), -1)
     if leave_one_out_baseline:
         spread = rewards if std_rewards is None else std_rewards
@@ -73,6 +74,7 @@ def _tell_of_single_rewards(rows: Tensor, rewards: Tensor, valid: Tensor) -> Non
     for group in torch.unique(groups):
         of_group = rewards[(groups == group) & (valid != 0)]
         values, counts = torch.unique(of_group, return_counts=True)
+        # Two values, one of them once: the others agree without that row.
         if len(values) == 2 and int(counts.min()) == 1:
             warn_difference(
                 "a group whose rewards agree but for one: that row is divided by the "

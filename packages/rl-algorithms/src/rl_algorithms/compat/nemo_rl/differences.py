@@ -31,6 +31,8 @@ def _level_of_caller() -> int:
     """Return the stack level, from `warn_difference`, of the caller of this package."""
     frame: FrameType | None = sys._getframe(1)
     level = 1
+    # The warning is to point at the user's line, however deep the call inside this
+    # package.
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_HERE):
         frame, level = frame.f_back, level + 1
     return level

@@ -40,6 +40,7 @@ class EnvironmentActor:
     ) -> EnvironmentReturn[Any]:
         """Score the last response of each conversation."""
         result = self._environment.step(message_log_batch, metadata)
+        # Callers of NeMo RL expect None unless they ask for answers.
         return result if return_extracted_answer else result._replace(answers=None)
 
     def global_post_process_and_metrics(self, batch: Any) -> tuple[Any, dict[str, Any]]:
@@ -113,6 +114,7 @@ def chunk_list_to_workers(to_chunk: Sequence[ItemT], num_workers: int) -> list[A
     if num_workers < 1:
         raise ConfigError(f"num_workers must be at least 1: got {num_workers}")
     items = list(to_chunk)
+    # Slices alone would give fewer lists than there are workers.
     if len(items) <= num_workers:
         singles: list[list[ItemT]] = [[item] for item in items]
         return singles + [[] for _ in range(num_workers - len(items))]

@@ -22,6 +22,7 @@ def eval_pass_k(rewards: Tensor, num_tests_per_prompt: int, k: int) -> float:
         k: Size of the subsets.
     """
     groups = torch.split(rewards, num_tests_per_prompt)
+    # Rounded, because pass_at_k counts in whole numbers, and rewards are floats.
     return sum(pass_at_k(len(g), round(float(g.sum())), k) for g in groups)
 
 

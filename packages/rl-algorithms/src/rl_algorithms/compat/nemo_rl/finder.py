@@ -99,6 +99,7 @@ def install() -> None:
 def uninstall() -> None:
     """Remove the finder and the modules that it created."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _NameFinder)]
+    # A list, as the loop removes entries.
     for name, module in list(sys.modules.items()):
         if isinstance(module, _MappedModule):
             del sys.modules[name]

@@ -71,6 +71,7 @@ class Call:
         Raises:
             LossInputError: There are too many or too few arguments, or one twice.
         """
+        # Only the batch is a mapping, which tells the two orders apart.
         batch_first = bool(positional) and isinstance(positional[0], Mapping)
         order = (*_COUNTED, *names) if batch_first else (*names, *_COUNTED)
         given = dict(zip(order, positional, strict=False))
@@ -261,6 +262,7 @@ class PreferenceLossFn(losses.PreferenceLossFn):
             raise LossInputError(
                 f"PreferenceLossFn takes logits of [2 B] or [2 B, 1] rewards: got {got}"
             )
+        # Rows of width 1, whose only position is the last token.
         values = logits.reshape(-1, 1)
         columns = {**call.data, "value_mask": torch.ones_like(values)}
         loss, metrics = super().__call__(*call.counted(columns), values=values)
@@ -365,6 +367,7 @@ class DistillationLossFn(losses.DistillationLossFn):
         }
         ours = {
             "student_topk_logits": student,
+            # Log-probs are logits that are already normalized.
             "student_log_normalizer": torch.zeros_like(student[..., 0]),
         }
         if given.get("H_all") is not None:
@@ -394,6 +397,7 @@ def calculate_kl(
 
 def _floats(metrics: Mapping[str, MetricValue], count: Tensor) -> dict[str, float]:
     """Return metrics as floats; means become shares of a mean over `count`."""
+    # A global batch without trained rows gives 0 and not NaN.
     whole = max(float(count), 1.0)
     numbers: dict[str, float] = {}
     for name, value in metrics.items():

@@ -163,6 +163,8 @@ def _load(path: str) -> Any:
         try:
             value: Any = importlib.import_module(module)
         except ModuleNotFoundError as error:
+            # A module that exists may fail to import another one: that error must be
+            # seen.
             if error.name is None or not f"{module}.".startswith(f"{error.name}."):
                 raise
             continue

@@ -37,6 +37,8 @@ def combine_reward_functions(
     def combined(ground_truth: str, response: str) -> tuple[float, bool]:
         found = [(fn(ground_truth, response), w) for fn, w in reward_functions]
         reward = sum(value * weight for (value, _), weight in found) / total
+        # None says nothing about correctness: such a function must not fail the
+        # response.
         verdicts = [correct for (_, correct), _ in found if correct is not None]
         return float(reward), all(verdicts)
 

@@ -142,6 +142,7 @@ def _configured(cls: type[Any], asked: Mapping[str, Any]) -> type[Any]:
 
     members = {"configure_worker": staticmethod(configure_worker)}
     made = type(cls.__name__, (cls,), {**members, "__module__": cls.__module__})
+    # The names of the original appear in logs and errors.
     made.__qualname__ = cls.__qualname__
     return made
 
@@ -152,6 +153,7 @@ def _without_ray(decorated: Any) -> Any:
     if metadata is None:
         return decorated
     modified = metadata.modified_class
+    # Ray subclasses the user's class, and names the original here.
     return getattr(modified, "__ray_actor_class__", modified)
 
 
@@ -210,6 +212,7 @@ def _call_by_place(host: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
     bound = inspect.signature(method).bind(*args, **kwargs)
     arguments = dict(bound.arguments)
     for parameter in bound.signature.parameters.values():
+        # `bind` collects these under one name, but calls take each by its own.
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments |= arguments.pop(parameter.name, {})
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
@@ -232,6 +235,7 @@ class WorkerHandle:
         self._group, self._rank = group, rank
 
     def __getattr__(self, name: str) -> _RemoteMethod:
+        # Copy and pickle look for special methods, which no worker has.
         if name.startswith("__"):
             raise AttributeError(name)
         return _RemoteMethod(self._group, self._rank, name)

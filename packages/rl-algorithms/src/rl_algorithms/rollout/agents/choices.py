@@ -104,6 +104,7 @@ class AgentChoice(Choice):
             cut: Whether the answer was cut off by a length limit.
         """
         self.tokens = list(tokens)
+        # Clients that ask for log-probs need one per token.
         self.logprobs = list(logprobs) or [0.0] * len(self.tokens)
         sampled = str(self._tokenizer.decode(self.tokens, skip_special_tokens=True))
         self.raw = self._use.forced + sampled
@@ -141,5 +142,6 @@ class AgentChoice(Choice):
         calls = self._message.get("tool_calls")
         if not calls:
             return self._message
+        # Streamed calls are numbered, because clients assemble them by index.
         numbered = [{"index": place, **call} for place, call in enumerate(calls)]
         return {**self._message, "tool_calls": numbered}

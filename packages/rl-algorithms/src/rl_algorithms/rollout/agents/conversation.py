@@ -61,6 +61,7 @@ class AgentConversation:
         self._place = place
         prompt = int(names.prompt[0])
         length = int(batch["input_lengths"][prompt])
+        # A clone, because a view would keep the whole batch alive.
         self._prompt_ids = batch["input_ids"][prompt, :length].to(torch.int64).clone()
         self.log: LLMMessageLogType = [
             {"role": m["role"], "content": m["content"]}
@@ -111,6 +112,7 @@ class AgentConversation:
             return _Verdict(outcome_of(error), none, error)
         if ending.ending == "done" and ending.reward is not None:
             if self._answers:
+                # The last answer decides, as in other rollouts.
                 is_cut = self._answers[-1].is_cut
                 outcome = Outcome.TRUNCATED if is_cut else Outcome.OK
                 return _Verdict(outcome, ending.reward)
@@ -119,6 +121,8 @@ class AgentConversation:
                 "or went on before it was answered"
             )
             return _Verdict(Outcome.ENVIRONMENT_ERROR, none, error)
+        # The agent raised because it was not answered: the cause counts, not its
+        # exception.
         if ending.ending == "error" and session.failure is not None:
             return _Verdict(outcome_of(session.failure), none, session.failure)
         limit = ending.error if ending.ending == "limit" else session.met_limit
@@ -139,6 +143,7 @@ class AgentConversation:
         recording = None if self.session is None else self.session.recording
         ends = [] if recording is None else recording.ends(own)
         parts = list(recording.rows(ends)) if recording is not None and ends else []
+        # A task without an answer still needs a row; it has nothing to train on.
         parts = parts or [_prompt_only(self._prompt_ids)]
         branches = tuple(
             replace(part, reward=own.get(end.conversation), name=end.conversation)
@@ -213,6 +218,7 @@ def _trajectories(
         token_versions=main.token_versions[None],
         rewards=torch.tensor([reward], dtype=torch.float32),
         named_rewards=parts,
+        # A copy, because retries replace entries of the result in place.
         group_index=torch.from_numpy(names.prompt.copy()),
         truncated=torch.tensor([end is not None and end.is_cut]),
         generation_lengths=torch.tensor([sum(len(a.tokens) for a in answers)]),

@@ -124,6 +124,8 @@ class AgentCrew:
                 )
             )
             cancelled, self._cancelled[worker] = self._cancelled[worker], []
+            # Cancelled jobs are still passed on, or their agents would go on in the
+            # worker.
             if self._is_closed and not cancelled:
                 return None
             jobs = []
@@ -142,6 +144,8 @@ class AgentCrew:
 
     def _lose(self, worker: int, error: Exception | None = None) -> None:
         with self._changed:
+            # A copy, whose callbacks are called outside the lock: they may begin or
+            # cancel jobs.
             lost = dict(self._running[worker])
             self._running[worker].clear()
             if error is None:
@@ -156,6 +160,7 @@ class AgentCrew:
     def _pass_on(self, worker: int, results: Sequence[AgentResult]) -> None:
         for result in results:
             with self._changed:
+                # None for a job that was cancelled after it had ended.
                 on_result = self._running[worker].pop(result.number, None)
             if on_result is not None:
                 on_result(result)

@@ -52,6 +52,8 @@ class Gateway:
         self._model = model
         self._access = Access(None, listener="agents")
         self._sessions: dict[bytes, AgentSession] = {}
+        # Bounded, as a long run has many tasks; an older key only gets a less precise
+        # error.
         self._ended: deque[bytes] = deque(maxlen=_MOST_ENDED)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -67,6 +69,8 @@ class Gateway:
 
     def open(self, session: AgentSession) -> None:
         """Answer requests with the key of a session."""
+        # Calls reach the loop in order, so `_open` runs before any `_end` of the
+        # session.
         self._loop.call_soon_threadsafe(self._open, session)
 
     def end(self, session: AgentSession, then: Callable[[], None]) -> None:
@@ -85,6 +89,7 @@ class Gateway:
         self._run(self._stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_START_S)
+        # A loop that still runs cannot be closed; its thread is a daemon.
         if not self._thread.is_alive():
             self._loop.close()
 
@@ -152,6 +157,7 @@ class Gateway:
                 "be set to chat completions.",
                 "not_found" if error.status == 404 else "bad_request",
             )
+        # The client is gone: nobody reads the answer, and there is nothing to log.
         except ConnectionError:
             return web.Response(status=499)
         except Exception:
@@ -201,6 +207,7 @@ class Gateway:
             answer = await asyncio.shield(asked.task)
         except asyncio.CancelledError:
             if asked.task.cancelled():
+                # The session ended, not the client: it still waits for an answer.
                 raise ended() from None
             asked.is_orphan = True
             raise

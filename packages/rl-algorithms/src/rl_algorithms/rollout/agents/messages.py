@@ -38,6 +38,7 @@ class Heard:
             raise _bad(
                 f"messages must hold objects whose role is one of {', '.join(_ROLES)}"
             )
+        # A newer name of the same role, which chat templates do not know.
         self.role = str(message["role"]).replace("developer", "system")
         text = content_text(message.get("content"))
         calls = [_call(call) for call in message.get("tool_calls") or ()]
@@ -77,6 +78,7 @@ def histories(begin: str, keys: Sequence[str]) -> list[bytes]:
         begin: Context that all digests depend on, such as the tools.
         keys: Keys of the messages.
     """
+    # Sampled text may contain lone surrogates, which plain UTF-8 refuses.
     digest = hashlib.sha256(begin.encode("utf-8", "surrogatepass")).digest()
     found = []
     for key in keys:
@@ -94,6 +96,7 @@ def _call(call: Any) -> str:
     given = function.get("arguments") or "{}"
     try:
         arguments = json.loads(given) if isinstance(given, str) else given
+    # The policy may have written anything; unreadable arguments are passed on as text.
     except (ValueError, RecursionError):
         arguments = given
     text = json.dumps({"name": function["name"], "arguments": arguments})

@@ -77,6 +77,7 @@ class ServedModel:
 
     def encoder(self, use: ToolUse) -> ObservationEncoder:
         """Return the renderer of messages for a policy with these tools."""
+        # Popped and set again, which makes it the most recently used.
         found = self._encoders.pop(use.key, None)
         if found is None:
             found = ObservationEncoder(
@@ -87,6 +88,7 @@ class ServedModel:
             )
         self._encoders[use.key] = found
         if len(self._encoders) > _MOST_ENCODERS:
+            # The least recently used one: agents may send other tools in each request.
             self._encoders.popitem(last=False)
         return found
 

@@ -100,4 +100,5 @@ class ModelCall:
             if not self.future.done():
                 settle()
 
+        # Futures of asyncio may be set in their own loop only.
         self._loop.call_soon_threadsafe(settle_once)

@@ -115,6 +115,7 @@ class AgentPlayer:
             Exception: An error of the environment or the generator that a retry cannot
                 fix.
         """
+        # One of an earlier rollout has been raised already.
         self._failure = None
         place = play.seed, play.step, play.first_prompt_index
         rows = [
@@ -127,6 +128,7 @@ class AgentPlayer:
         desk = GeneratorDesk(
             self._generation,
             pad if pad is not None else 0,
+            # Weights are sent between rollouts, when no desk exists.
             _no_load,
             0,
             on_answer=lambda row, error: self._on_progress(),
@@ -187,7 +189,9 @@ class AgentPlayer:
         session = AgentSession(self._model, settings, row.seed_of, ask, on_version)
         row.session = session
         number = next(self._numbers)
+        # With the row itself, which must stay alive while its id is a key.
         self._running[id(row)] = (number, row)
+        # Before the agent begins, whose first request needs the key.
         gateway.open(session)
 
         def end(result: AgentResult | Exception) -> None:
@@ -215,6 +219,8 @@ class AgentPlayer:
     def close(self) -> None:
         """End all agents and the address; the next conversation restarts them."""
         with self._starting:
+            # Only taken under the lock: closing waits for threads, whose callbacks may
+            # call `begin` and need it.
             gateway, self._gateway = self._gateway, None
             crew, self._crew = self._crew, None
         self._running.clear()
@@ -239,9 +245,12 @@ class AgentPlayer:
 
     def _wait(self, left: _Countdown, count: int) -> None:
         capacity = self._start()[1].capacity
+        # Jobs beyond the capacity wait for a slot, so each round may take the time
+        # limit.
         rounds = -(-count // capacity)
         limit_s = rounds * (self.limits.time_limit_s + _MARGIN_S)
         looks = 0
+        # In short waits: a failure that ends no row must end the rollout as well.
         while not left.wait(_LOOK_S):
             if self._failure is not None:
                 raise self._failure

@@ -84,6 +84,7 @@ class Recording:
             The answer, or None for a new conversation, and the number of messages that
             it covers.
         """
+        # The longest first, so that as few messages as possible are tokenised again.
         for count in range(len(histories), 0, -1):
             found = self._by_history.get(histories[count - 1])
             if found is not None:
@@ -126,6 +127,7 @@ class Recording:
             ends: Result of `ends`; shared tokens are trained on in the last row.
         """
         owner: dict[int, int] = {}
+        # The main row first: it owns all of its tokens.
         for place in (len(ends) - 1, *range(len(ends) - 1)):
             for answer in ends[place].path():
                 owner.setdefault(id(answer), place)

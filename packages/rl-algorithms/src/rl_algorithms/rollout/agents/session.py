@@ -101,10 +101,12 @@ class AgentSession:
         if self.is_closed:
             raise ended()
         conversation = headers.get(CONVERSATION_HEADER, MAIN)
+        # With the conversation: two of them may send the same messages.
         digest = hashlib.sha256(conversation.encode() + b"\0" + body).digest()
         name = next((headers[n] for n in _IDEMPOTENCY if headers.get(n)), None)
         known = self._repeated(digest, name, headers.get(_RETRY_COUNT, "0"))
         if known is not None:
+            # The client is back, so a third request is no retry of this one.
             known.is_orphan = False
             return known
         self._count()
@@ -143,6 +145,7 @@ class AgentSession:
         idempotency key, such a retry differs from a request for a second answer in that
         the first client has disconnected, or marks the request as a retry.
         """
+        # The newest first: a retry repeats the latest request with this body.
         for asked in reversed(self._asked):
             if asked.digest != digest:
                 continue
@@ -189,6 +192,7 @@ class AgentSession:
             turn = Turn(parent.log, logged[count:], before[-1])
             [after] = encoder.encode([turn])
             new = after.tokens
+            # The template rewrote the past, so sampled tokens cannot be continued.
             if after.is_branch:
                 parent, before = None, []
         if use.forced:
@@ -222,6 +226,7 @@ class AgentSession:
         sampling = self._settings.limited(min(n for n in limits if n is not None))
         calls = []
         for _ in range(request.n):
+            # Numbered within the task, so that the seeds do not depend on other tasks.
             seed = self._seed_of(self._num_seeds)
             self._num_seeds += 1
             calls.append(
@@ -251,6 +256,7 @@ class AgentSession:
             choice.take(found.tokens, found.logprobs or [], cut=found.is_cut)
             answers.append(self._record(prompt, choice, found))
         answer = OpenAIAnswer(request, self._model.limits.model_name, list(choices))
+        # The oldest version counts, as in the staleness of a row.
         answer.version = min(min(one.versions) for one in sampled if one.versions)
         return answer
 

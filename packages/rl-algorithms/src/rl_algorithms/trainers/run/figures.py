@@ -62,6 +62,7 @@ class Figures:
             return cls()
         steps, values = history.column(measure)
         sign = -1.0 if measure.endswith("loss") else 1.0
+        # Of equal values max takes the first, the earliest step.
         best = max(range(len(values)), key=lambda i: sign * values[i])
         return cls(
             measure=measure,

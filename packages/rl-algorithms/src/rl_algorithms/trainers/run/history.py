@@ -96,7 +96,10 @@ class History(list[dict[str, float]]):
             named = {n: v for key, v in metrics.items() if (n := metric_name(key))}
             # The file also has samples of the machine's load, which belong to no step.
             if named and step <= up_to:
+                # A step may have several lines, and be repeated after the run went
+                # back.
                 records.setdefault(step, {"step": step}).update(named)
+        # Sorted: a repeated step may come after later ones in the file.
         history.extend(records[step] for step in sorted(records))
         return history
 

@@ -44,6 +44,7 @@ def _without_secrets(arguments: Sequence[str]) -> Iterator[str]:
             yield f"{name}={REDACTED}"
         else:
             yield str(redacted(argument))
+        # The value of `--token VALUE` is the next argument.
         is_secret = not equals and name.startswith("-") and is_secret_name(key)
 
 
@@ -57,6 +58,7 @@ def machine_facts(gpus: Path = _GPUS) -> dict[str, Any]:
     """
     return {
         "system": platform.platform(),
+        # Not os.cpu_count, which ignores that the process may be bound to some of them.
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [_model(path) for path in sorted(gpus.glob("*/information"))],

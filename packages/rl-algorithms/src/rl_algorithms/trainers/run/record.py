@@ -71,6 +71,7 @@ def installed_versions() -> dict[str, str]:
     for name in _PACKAGES:
         try:
             found[name] = version(name)
+        # Engines are optional.
         except PackageNotFoundError:
             continue
     return found

@@ -65,6 +65,7 @@ def result_record(
 
 def write_result(run_dir: Path, record: Mapping[str, Any]) -> None:
     """Write `result.json` into the folder of a run, atomically."""
+    # Metrics may be NaN or infinite, which JSON lacks.
     text = json.dumps(plain_tree(record), indent=1, ensure_ascii=False) + "\n"
     write_private_text(run_dir / RESULT, text)
 

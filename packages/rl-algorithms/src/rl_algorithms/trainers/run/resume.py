@@ -135,6 +135,7 @@ def find_resume(
     if resume is False:
         return None
     if resume is True or resume == "auto":
+        # The newest run may have ended before its first checkpoint.
         for folder in _candidates(output_dir, name):
             checkpoint = _newest(folder, checkpointing)
             if checkpoint is not None:
@@ -166,6 +167,7 @@ def find_resume(
 def _folder_of(checkpoint: Path, config: TrainerConfig, name: str) -> Path:
     """Return the folder of the run that wrote a checkpoint."""
     above = checkpoint.parent
+    # Checkpoints outside of the run folder do not tell which run wrote them.
     elsewhere = config.checkpointing.checkpoint_dir
     if elsewhere is not None and above == Path(elsewhere).absolute():
         folders = _candidates(config.output_dir, name)

@@ -117,6 +117,8 @@ class SignalGuard:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # started by nohup
             previous = signal.signal(number, self._handle)
+            # Of several calls the first one found the program's handler, which is to be
+            # restored.
             self._previous.setdefault(number, previous)
 
     def request(self, signum: int = signal.SIGINT) -> None:
@@ -130,6 +132,7 @@ class SignalGuard:
             at_once: Interrupt a protected phase too, as a second signal would: it is
                 known not to end by itself.
         """
+        # A second signal would count as a person's demand to stop at once.
         if self._closing or (self.pending is not None and not at_once):
             return
         self._at_once = at_once
@@ -191,6 +194,7 @@ class SignalGuard:
         Raises:
             Interrupted: A signal came meanwhile.
         """
+        # Restored afterwards, as protected blocks may be nested.
         held, self._protected = self._protected, True
         try:
             yield

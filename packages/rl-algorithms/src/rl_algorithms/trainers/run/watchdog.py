@@ -148,6 +148,7 @@ class Watchdog:
             self._signals.interrupt(at_once=True)
             if watch.wait(again_s):
                 return
+        # A run that saves a checkpoint takes its time, so it gets the limit once more.
         if self._has_reacted and watch.wait(
             min(max(limit_s, _SHORTEST_END_S), _LONGEST_END_S)
         ):
@@ -190,6 +191,8 @@ class Watchdog:
             # Not by a logger: whatever hangs may hold its lock.
             os.write(2, f"Error: {error}; the process is killed\n".encode())
         kill_workers()
+        # Not sys.exit, which only ends this thread and runs clean-up that may hang as
+        # well.
         os._exit(_EXIT_CODE)
 
 

@@ -49,6 +49,7 @@ class AnswerTables:
             step: Number of the step, from 1.
             answers: Records of `KeptAnswers`.
         """
+        # The first step too, since mistakes in prompts and rewards show at once.
         if self._every and (step == 1 or step % self._every == 0):
             self._log(ROLLOUTS_TABLE, step, answers)
 

@@ -90,6 +90,7 @@ def _with_accuracy(
     metrics = dict(result.metrics)
     if threshold is not None:
         scored = result.rows["outcome"] <= int(Outcome.TRUNCATED)
+        # Failed rows have a reward of 0.0, which a low threshold would count as right.
         right = (result.rows["rewards"] >= threshold) & scored
         metrics["accuracy"] = Mean(float(right.sum()), float(scored.sum()))
     elif "env/accuracy" in metrics:

@@ -162,6 +162,7 @@ class KeptAnswers:
         place = 0
         while place < len(ids):
             text, width = self._text(ids[place]), 1
+            # The token may be a part of a character, which only its neighbors complete.
             if _UNKNOWN in text:
                 for size in range(2, min(_LONGEST_CHARACTER, len(ids) - place) + 1):
                     joined = self._tokenizer.decode(list(ids[place : place + size]))
@@ -196,6 +197,7 @@ def _chosen(
 
     def key(row: int) -> tuple[bool, float, int]:
         scored = bool(outcome[row] <= int(Outcome.TRUNCATED))
+        # The row last, so that equal rewards have one order.
         return (not scored, -float(rewards[row]), row)
 
     ranked = [sorted(group, key=key) for group in shuffled]

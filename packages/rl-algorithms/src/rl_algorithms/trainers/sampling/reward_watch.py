@@ -57,6 +57,7 @@ class RewardWatch:
         now, groups = self._now, rows["group_index"][counted]
         now.num_answers += int(counted.sum())
         now.num_groups += len(groups.unique())
+        # Parts instead of their sum: algorithms such as GDPO learn from each of them.
         names = [name for name in rows if name.startswith("reward/")] or ["rewards"]
         for name in names:
             rewards = rows[name][counted].double()
@@ -73,6 +74,7 @@ class RewardWatch:
         now, self._now = self._now, _Step()
         self._steps.append(now)
         full = len(self._steps) == _NUM_STEPS
+        # A step without answers says nothing about the rewards.
         if self._has_spoken or not full or not all(s.num_answers for s in self._steps):
             return None
         num_answers = sum(step.num_answers for step in self._steps)
@@ -107,6 +109,7 @@ def _joined(a: tuple[float, float], b: tuple[float, float]) -> tuple[float, floa
 def _varies(rewards: Tensor, groups: Tensor) -> bool:
     """Return whether two answers of one group have different rewards."""
     kinds: Tensor = torch.unique(groups)
+    # Group indices may be sparse, and scatter needs them to be 0 to G - 1.
     numbers = torch.searchsorted(kinds, groups)
     num_groups = int(numbers.max()) + 1
     low = torch.full((num_groups,), torch.inf, dtype=rewards.dtype)

@@ -77,6 +77,7 @@ class RolloutFiles:
         try:
             self._append(lines)
         except OSError as error:
+            # Once is enough: a full disk would warn in each step.
             self._is_broken = True
             _logger.warning(
                 "answers of training steps are no longer kept, because %s cannot be "
@@ -107,6 +108,7 @@ class RolloutFiles:
     def _make_room(self, parts: list[Path]) -> None:
         sizes = {path: path.stat().st_size for path in parts}
         while sum(sizes.values()) + self._part_bytes > self._max_bytes:
+            # The first part shows how the run began, and the last one is appended to.
             inner = range(1, len(parts) - 1)
             if not inner:
                 return
@@ -119,6 +121,7 @@ class RolloutFiles:
 
     def resume_at(self, step: int) -> None:
         """Remove answers of later steps, which will be repeated, and a torn line."""
+        # From the newest: the first part that keeps all lines ends the search.
         for path in reversed(rollout_parts(self._run_dir)):
             lines = path.read_bytes().splitlines(keepends=True)
             kept = [line for line in lines if _is_up_to(line, step)]

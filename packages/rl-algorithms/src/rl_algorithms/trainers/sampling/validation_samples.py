@@ -41,6 +41,7 @@ class ValidationSamples:
         """Remove answers of later steps, which will be repeated, and a torn line."""
         if not self.path.is_file():
             return
+        # `read` skips a torn line, so writing its records back removes it.
         kept = [json_line(record) for record in self.read() if record["step"] <= step]
         write_bytes_durably(self.path, b"".join(kept))
 

@@ -67,6 +67,7 @@ class BatchPlan:
         """
         steps = min(self.num_optimizer_steps, num_rows)
         per_step = -(-num_rows // steps)
+        # Rounded up, as each rank gets the same number of rows.
         per_step += -per_step % self.num_ranks
         return per_step * steps, per_step
 

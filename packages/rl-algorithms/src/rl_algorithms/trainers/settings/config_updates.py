@@ -115,6 +115,7 @@ class UpdateFile:
         data = self.path.read_bytes()
         whole = data[: data.rfind(b"\n") + 1]
         if len(whole) < len(data):
+            # Otherwise the next update would be appended to the torn line.
             os.truncate(self.path, len(whole))
         return list(self._parsed(whole.splitlines()))
 
@@ -142,6 +143,7 @@ class UpdateFile:
             try:
                 if file.write(line) != len(line):
                     raise OSError(f"{self.path} could not be written to its end")
+                # The update takes effect only after this, so a crash cannot forget it.
                 os.fsync(file.fileno())
             except OSError:
                 file.truncate(size)

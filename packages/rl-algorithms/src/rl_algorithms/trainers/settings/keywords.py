@@ -123,6 +123,8 @@ def build_tree(
             place = below
         plain = value.to_dict() if isinstance(value, Config) else value
         present = place.get(path[-1])
+        # Merged: a section as a setting changes its own keys and keeps the others of
+        # `base`.
         if isinstance(plain, Mapping) and isinstance(present, dict):
             _merge(present, plain)
         else:
@@ -177,6 +179,7 @@ def changed_config(
     flat: dict[str, Any] = {}
     for name, value in flatten_changes(cls, plain).items():
         path = route(cls, name)
+        # `lr` and its dotted path may both be given, and their order must not decide.
         if path in flat:
             raise ConfigError(f"{by} gives {path} twice: give it once")
         flat[path] = value

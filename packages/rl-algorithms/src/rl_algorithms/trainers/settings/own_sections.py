@@ -19,6 +19,7 @@ from rl_distributed.errors import ConfigError
 
 __all__ = ["build_with_sections", "config_class_of"]
 
+# A default of 1 says nothing against 0.5, so integers accept floats as well.
 _TYPES: dict[type, Any] = {bool: bool, int: int | float, float: float, str: str}
 
 

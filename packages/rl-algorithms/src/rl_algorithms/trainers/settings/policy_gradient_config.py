@@ -106,6 +106,7 @@ def with_answer_lengths(data: Any) -> Any:
     limit = (
         generation.get("max_new_tokens") if isinstance(generation, Mapping) else None
     )
+    # Validation reports a wrong value later, with a better message.
     if not isinstance(limit, int):
         return data
     loss, wanted = data.get("loss_fn"), "fixed_length_normalizer"

@@ -45,6 +45,7 @@ def choose_environment(
         "config section env": config.env,
     }
     named = [name for name, value in given.items() if value is not None]
+    # An object may stand in for the section of its configuration.
     if len(named) > 1 and named != ["environment", "config section env"]:
         raise ConfigError(f"{' and '.join(named)} exclude each other: give one of them")
     return next((value for value in given.values() if value is not None), None)
@@ -127,11 +128,13 @@ def with_row_lengths(config: ConfigT, given: Components) -> ConfigT:
     filled: dict[str, PolicyConfig] = {}
     for name in ("policy", "critic", "teacher"):
         section = getattr(config, name, None)
+        # A given model has its row length already.
         if isinstance(section, PolicyConfig) and not given.has(name):
             filled[name] = with_row_length(section)
     if all(filled[name] is getattr(config, name) for name in filled):
         return config
     if config.policy.max_total_sequence_length is None and "policy" in filled:
+        # Each row passes through all models.
         shortest = min(section.row_limit for section in filled.values())
         policy = filled["policy"].replace(max_total_sequence_length=shortest)
         filled["policy"] = policy

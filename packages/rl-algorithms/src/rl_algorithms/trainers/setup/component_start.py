@@ -116,6 +116,7 @@ def start_components(
 
 def _with_sync(parts: Components, starter: Starter) -> Components:
     policy, generation = parts.required.policy, parts.required.generation
+    # As plain objects, because the declared types seem to rule identity out.
     both: tuple[object, object] = (policy, generation)
     if both[0] is both[1]:
         return parts

@@ -72,6 +72,7 @@ def loaded_beside_ray(
     from rl_distributed.cluster.start import init_ray, shutdown_ray  # noqa: PLC0415
 
     threads = ThreadPoolExecutor(1, thread_name_prefix="imports")
+    # Imports create many objects that stay, which the collector would scan in vain.
     with collections_paused(), threads as executor:
         loading = executor.submit(load)
         started = init_ray(tls=cluster.tls, pass_env=cluster.pass_env)

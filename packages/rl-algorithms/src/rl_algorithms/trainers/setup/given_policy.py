@@ -152,6 +152,7 @@ def _check_unchanged(trainer: str, own: PolicyConfig, asked: PolicyConfig) -> No
     before, after = own.to_dict(), asked.to_dict()
     changed = [n for n in after if n not in _OF_TRAINER and before[n] != after[n]]
     longest = asked.max_total_sequence_length
+    # Shorter rows fit an existing policy without a change.
     if _LENGTH in changed and (longest is None or longest <= own.row_limit):
         changed.remove(_LENGTH)
     if own.logprob_temperature != asked.logprob_temperature:

@@ -73,6 +73,7 @@ class KeptWorkers:
 
     def release(self) -> None:
         """Shut down the kept components."""
+        # Cleared in place: the caller of `kept_for` holds the same dictionary.
         self.parts.clear()
         self._key = self._env = None
         self.closing.close()

@@ -32,6 +32,7 @@ def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
     prefix = "policy.generation"
     if generation is not None:
         settings[f"{prefix}.max_new_tokens"] = generation.max_new_tokens
+    # "auto" may have become vLLM, and the hint costs nothing if it has not.
     if generation is not None and generation.backend in ("auto", "vllm"):
         vllm = generation.vllm
         settings |= {

@@ -141,6 +141,7 @@ class OwnPolicy:
         for part in parts:
             output = self.policy.train(part, loss_fn, **arguments)
             outputs.append(self._checked_loss(output))
+            # One call may take several optimizer steps, and each makes a new version.
             self._num_steps += 0 if eval_mode else max(1, part.size // size)
         return join_outputs(outputs)
 
@@ -171,6 +172,7 @@ class OwnPolicy:
             arguments["greedy"] = True
         if sampling is not None and _takes(self.policy.generate, "sampling"):
             arguments["sampling"] = sampling
+        # The policy samples with its own settings, so only others need a parameter.
         elif sampling not in (None, self._sampling):
             self._require(
                 "generate",

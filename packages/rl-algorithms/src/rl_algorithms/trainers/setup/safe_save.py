@@ -19,6 +19,7 @@ def why_unsafe(signals: SignalGuard, components: Components) -> str | None:
         components: Components, whose training workers write the checkpoint.
     """
     if signals.held:
+        # A checkpoint could mix weights from before and after the optimizer step.
         return "the weights were being changed"
     for model in (components.policy, components.critic):
         if not isinstance(model, TrainingPolicy):
