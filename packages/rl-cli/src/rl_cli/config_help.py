@@ -111,6 +111,8 @@ def _merged(rows: Mapping[str, Sequence[ConfigRow]]) -> list[Entry]:
     found: dict[ConfigRow, list[str]] = {}
     for owner, own in rows.items():
         for row in own:
+            # Equal rows only: a default that differs between algorithms gets an entry
+            # of its own.
             found.setdefault(row, []).append(owner)
     return [Entry(row, tuple(owners)) for row, owners in found.items()]
 
@@ -148,6 +150,7 @@ class Explained:
     ) -> Iterator[RenderableType]:
         """Render the keys one below the other."""
         for entry in self._entries:
+            # Folded, not broken at words: a path is copied as a whole.
             yield Text(entry.row.path, style="bold", overflow="fold")
             for line in self._lines(entry):
                 yield Padding(Text(line, overflow="fold"), _INDENT, expand=False)

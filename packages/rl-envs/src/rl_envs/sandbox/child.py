@@ -19,8 +19,8 @@ __all__ = ["Bounds", "Ended", "become", "collect", "describe", "sealed", "write_
 # F_SEAL_SEAL, SHRINK, GROW and WRITE: the input is read-only from then on.
 _SEALS = 0xF
 _CHUNK = 1 << 16
-# How often memory is sampled: a process can allocate a lot between two looks, but
-# reading /proc takes time from all the others.
+# How often memory is sampled: often enough for a fast allocation, while each look reads
+# /proc for every process of a command.
 _WATCH_S = 0.05
 
 

@@ -131,6 +131,7 @@ class _Run:
         yield self._contract(whole)
 
     def judge(self, indices: Sequence[int]) -> _Judged:
+        # Deep copies, to see whether the environment changes what it is given.
         logs = [copy.deepcopy(self.logs[index]) for index in indices]
         metadata = [copy.deepcopy(self.metadata[index]) for index in indices]
         start = time.perf_counter()
@@ -249,6 +250,7 @@ class _Run:
                     trial = self.trials[indices[0]]
                     return self._failed(_EQUAL, f"{what}: {_raised(error)}", trial)
                 expected = whole.rewards[indices]
+                # NaN, which means not scored, must equal itself here.
                 same = (again.rewards == expected) | (
                     np.isnan(again.rewards) & np.isnan(expected)
                 )

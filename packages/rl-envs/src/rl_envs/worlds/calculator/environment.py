@@ -60,6 +60,7 @@ def calculate(expression: str) -> int:
 
 
 def _value(node: ast.expr) -> int:
+    # Not isinstance: True would count as 1.
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):

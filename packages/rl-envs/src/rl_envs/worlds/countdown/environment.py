@@ -64,6 +64,7 @@ class CountdownEnvironment(VerdictEnvironment[CountdownRow]):
         given = columns if isinstance(columns, Mapping) else {}
         numbers, target = given.get("numbers"), given.get("target")
         is_list = isinstance(numbers, Sequence) and not isinstance(numbers, str)
+        # Not isinstance: a bool would count as an int.
         whole = is_list and all(type(number) is int for number in numbers or ())
         if not whole or not numbers or type(target) is not int:
             raise MessageLogError(
@@ -84,6 +85,7 @@ class CountdownEnvironment(VerdictEnvironment[CountdownRow]):
             value, used = read_expression(answer)
         except ExpressionError as error:
             return 0.0, f"incorrect: {error}"
+        # Counters: a number that is given twice may be used twice.
         fits = used == numbers if self._uses_all else used <= numbers
         if not fits:
             given = " ".join(map(str, sorted(numbers.elements())))
@@ -97,4 +99,5 @@ def _answer_in(response: str) -> str:
     tagged = last_tagged(response)
     lines = (response if tagged is None else tagged).strip().splitlines()
     line = lines[-1] if lines else ""
+    # Models like to end with "= target".
     return line.partition("=")[0].strip()

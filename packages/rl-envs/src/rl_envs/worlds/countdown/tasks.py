@@ -94,6 +94,8 @@ class CountdownTasks(TaskSource):
             first, second = rng.sample(range(len(parts)), 2)
             (a, left, bind_a), (b, right, bind_b) = parts[first], parts[second]
             sign = rng.choice(self.operators)
+            # Steps stay positive whole numbers, which people and small models can
+            # follow.
             if (sign == "-" and a <= b) or (sign == "/" and a % b):
                 return None
             value = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]

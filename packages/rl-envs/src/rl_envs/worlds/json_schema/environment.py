@@ -83,9 +83,11 @@ class JsonSchemaEnvironment(LimitedVerdictEnvironment[JsonSchemaRow]):
         """
         given = columns if isinstance(columns, Mapping) else {}
         schema, value = given.get("schema"), given.get("value")
+        # A row's own schema comes first.
         if schema is None and self._schema is not None:
             schema = self._schema
         if isinstance(schema, Mapping):
+            # As text: the checking process parses each different one once.
             schema = _as_text(schema, row)
         if not isinstance(schema, str) or not (value is None or isinstance(value, str)):
             raise MessageLogError(

@@ -156,6 +156,7 @@ class LengthEnvironment(VerdictEnvironment[LengthRow]):
         allowed = given.task.words
         if allowed is not None:
             for part in answer.split():
+                # A part of punctuation only has no word, and is not allowed either.
                 if words_of(part.lower()) and words_of(part.lower())[0] in allowed:
                     continue
                 return f"{part!r:.60} is none of the words that may occur"

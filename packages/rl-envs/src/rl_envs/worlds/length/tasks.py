@@ -79,6 +79,8 @@ class LengthTasks(TaskSource):
         else:
             answer = " ".join(rng.choices(words, k=size))
         length = len(answer) if self.unit == "characters" else size
+        # Drawn below the answer's length, so that the bounds do not give it away but
+        # hold it.
         low = max(1, length - rng.randint(0, self.slack))
         high = low + self.slack
         return Task(
@@ -106,6 +108,7 @@ class LengthTasks(TaskSource):
         """Return the sorted words, the unit and the bounds."""
         row = task.metadata
         bounds = f"{row['min_length']}-{row['max_length']} {self.unit}"
+        # Sorted: the order of the words changes the prompt, not the task.
         return f"{bounds}: {' '.join(sorted(row['words']))}"
 
     @property

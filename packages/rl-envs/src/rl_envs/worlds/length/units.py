@@ -40,6 +40,7 @@ def counters(tokenizer_path: str | None) -> dict[str, Counter]:
     if tokenizer_path is not None:
         tokenizer = _tokenizer(tokenizer_path)
         known["tokens"] = lambda text: len(
+            # Special tokens are not part of the text.
             tokenizer.encode(text, add_special_tokens=False).ids
         )
     return known

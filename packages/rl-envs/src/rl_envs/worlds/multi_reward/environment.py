@@ -103,6 +103,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
             self._lead, message_log_batch, [self._lead_row(row) for row in metadata]
         )
         ended = np.flatnonzero(to_numpy(lead.terminateds)).tolist()
+        # 0 and not NaN for rows that go on: NaN would mean that they are not scored.
         scores = {part.name: np.zeros(size) for part in self._parts}
         scores[self._lead.name] = _scores(lead)
         kept: list[dict[str, Any]] = [
@@ -114,6 +115,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
             for row, lead_score in enumerate(_scores(lead).tolist())
         ]
         said = {row: [_said(self._lead, lead, row)] for row in ended}
+        # Only finished conversations: the others judge a result, and may be costly.
         for part in self._others if ended else ():
             rows = [part.row(_plain(metadata[row])) for row in ended]
             found = self._ask(part, [message_log_batch[row] for row in ended], rows)

@@ -106,6 +106,7 @@ class NimEnvironment(GameEnvironment):
         heaps = after_move(heaps, move)
         reply, outcome = None, None
         if not any(heaps):
+            # The policy took last: it wins, but loses in misère play.
             outcome = _ending(won=not misere)
         else:
             reply = self._reply(heaps, misere, columns.get("opponent_seed", 0))
@@ -122,6 +123,8 @@ class NimEnvironment(GameEnvironment):
 
     def _reply(self, heaps: list[int], misere: bool, seed: int) -> NimMove:
         if self._errs:
+            # A function of the seed and the position, so that a repeated call gets the
+            # same reply.
             return random_move(heaps, seed=seed)
         return best_move(heaps, misere=misere)
 
@@ -131,6 +134,8 @@ def _are_heaps(heaps: Any) -> bool:
         isinstance(heaps, Sequence)
         and not isinstance(heaps, str)
         and 1 <= len(heaps) <= len(HEAP_NAMES)
+        # Not isinstance: a bool would count as an int. Three digits at most, as moves
+        # have.
         and all(type(size) is int and 0 <= size <= 999 for size in heaps)
         and any(heaps)
     )

@@ -66,6 +66,7 @@ class NimTasks(TaskSource):
         """
         for _ in range(_TRIES):
             heaps = [rng.randint(1, self.max_heap) for _ in range(self.num_heaps)]
+            # Only positions that the policy can win: its first move then decides.
             if is_won(heaps, misere=self.misere):
                 return Task(
                     prompt=nim_prompt(heaps, self.style, misere=self.misere),

@@ -95,6 +95,8 @@ class RegexEnvironment(LimitedVerdictEnvironment[RegexRow]):
             return self._try(task.pattern, [answer], from_row=True)
         texts = [*task.matches, *task.rejects]
         if len(answer) > self._max_characters:
+            # Sent all the same, as each response needs a reply; `verdict` rejects it by
+            # its length.
             answer, texts = "", []
         return self._try(answer, texts, from_row=False)
 

@@ -76,6 +76,7 @@ class RegexTasks(TaskSource):
         if kind == "repeat":
             letter = rng.choice(_LETTERS)
             return f"{letter}{{{times}}}", letter * times
+        # Sorted: `[ab]` and `[ba]` are the same, and must share a split.
         letters = sorted(rng.sample(_LETTERS, 2))
         if kind == "set":
             return f"[{''.join(letters)}]", rng.choice(letters)

@@ -39,6 +39,7 @@ class SortingConfig(Config):
 
 
 def _share_of_positions(response: str, answer: str) -> float:
+    # Not strict: a response of another length is wrong, not an error.
     right = sum(a == b for a, b in zip(response, answer, strict=False))
     return right / max(len(response), len(answer), 1)
 
@@ -106,6 +107,7 @@ class SortingEnvironment(EnvironmentInterface[Columns]):
         ]
         if judged:
             metrics["accuracy"] = sum(row["correct"] for row in judged) / len(judged)
+        # A batch without the columns of this environment: only its rewards tell.
         elif metrics:
             scores = to_numpy(batch.get("rewards", batch.get("total_reward")))
             metrics["accuracy"] = float(np.mean(scores == 1.0))
@@ -113,6 +115,7 @@ class SortingEnvironment(EnvironmentInterface[Columns]):
 
 
 def _drawn(response: str, answer: str) -> float:
+    # A hash, not a draw: equal calls must earn equal rewards.
     return float(stable_fraction(f"{answer}/{response}", salt="control") < _RANDOM_RATE)
 
 

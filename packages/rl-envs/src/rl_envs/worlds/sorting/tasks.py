@@ -60,6 +60,7 @@ class SortingTasks(TaskSource):
                 f"{min_digits} and {max_digits}"
             )
         for name, text in (("separator", separator), ("suffix", suffix)):
+            # A digit there could not be told from those to be sorted.
             if any(character.isdigit() for character in text):
                 raise TaskError(f"{name} must not hold a digit: got {text!r}")
         self.min_digits = min_digits
