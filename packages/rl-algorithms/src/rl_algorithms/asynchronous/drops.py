@@ -24,8 +24,8 @@ def drop_group(state: RunState, group: Group, reason: str) -> None:
     _discard_rows(state, group)
     state.buffer.remove(group)
     state.drops_in_row += 1
-    # So many in a row mean that something is broken, and the data would be used up in
-    # vain.
+    # A long series of drops means that something is broken, and would use up the data
+    # in vain.
     if state.drops_in_row > state.settings.max_drops_in_row:
         state.finish(
             Fail(

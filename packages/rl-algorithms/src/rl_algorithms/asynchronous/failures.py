@@ -96,7 +96,7 @@ class Failures:
         state = self._state
         record = state.workers[worker]
         record.phase = WorkerPhase.STARTING
-        # Late messages of the process before then count as outdated.
+        # Late messages of the previous process then count as outdated.
         record.incarnation += 1
         # A start counts as a sign of life, or the silence of the process before it
         # would be held against this one.

@@ -168,6 +168,7 @@ def _from_pairs(
     data = []
     for index, (log, head) in enumerate(zip(logs, heads, strict=True)):
         learned = _learned_places(log, config)
+        # The head was tokenised as one text, so its messages share one mask.
         groups = [range(head), *(range(i, i + 1) for i in range(head, len(log)))]
         ids: list[int] = []
         mask: list[int] = []

@@ -85,8 +85,9 @@ def read_row(row: Row, index: int, format_name: str, name: str) -> Row | None:
         )
     try:
         found = form.read(row)
-    # Readers index cells without checking each, so another schema raises any of these.
     except (ValueError, TypeError, LookupError) as error:
+        # Readers index cells without checking each, so another schema raises any of
+        # these.
         raise ColumnError(
             f"dataset {name}: row {index} cannot be read by the format {form.name}: "
             f"{error}; correct the row, or set format to null"

@@ -155,6 +155,7 @@ def _encode_chat(
     """Render each conversation; the loss covers assistant turns after the prompt."""
     rendered = []
     for log, head in zip(logs, heads, strict=True):
+        # Assistant turns of the prompt are shared by both answers and tell nothing.
         learned = [i for i in range(head, len(log)) if log[i]["role"] == "assistant"]
         rendered.append(render_conversation(tokenizer, log, learned))
     return [

@@ -52,8 +52,8 @@ def track(
                 line = _line(what, (number + 1) * step, total, now_s - began_s)
                 out.write(f"\r\x1b[K{line}")
                 out.flush()
-    # Also after an error, whose message must not share the line with the bar.
     finally:
+        # Also after an error, whose message must not share the line with the bar.
         if drawn:
             out.write("\r\x1b[K")
             out.flush()

@@ -151,8 +151,8 @@ def _rollout_config(config: EvalConfig, model: str) -> RolloutConfig:
     context = config.generation.max_context_length or folder_context_length(model)
     if config.max_rollout_turns > 1 and context is not None:
         limits["max_total_sequence_length"] = context
-        # A last answer with less room than the others would be cut off without its
-        # fault.
+        # An answer with less room than the first would be cut off through no fault of
+        # its own.
         limits["min_answer_room"] = config.generation.max_new_tokens
     return RolloutConfig(
         **dict(config.rollout), max_turns=config.max_rollout_turns, **limits

@@ -122,8 +122,9 @@ class GeneratorDesk:
         try:
             while (work := self._next()) is not None:
                 work()
-        # Of any kind: a thread that ended unnoticed would leave the schedule waiting.
         except BaseException as error:
+            # Of any kind: a thread that ended unnoticed would leave the schedule
+            # waiting.
             self._on_failure(error)
 
     def _next(self) -> Callable[[], None] | None:

@@ -217,8 +217,8 @@ def with_plain_names(
 def _blame(callback: Callback, hook: str) -> Iterator[None]:
     try:
         yield
-    # Interruptions too, which may have been raised within a hook.
     except BaseException as error:
+        # Interruptions too, which may have been raised within a hook.
         error.add_note(f"raised by {type(callback).__name__}.{hook}")
         raise
 

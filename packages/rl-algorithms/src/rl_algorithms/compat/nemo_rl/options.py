@@ -39,7 +39,7 @@ def refuse_keys(
     """
     for key, (neutral, instead) in refused.items():
         value = keys.pop(key, neutral)
-        # Empty values such as None and {} ask for nothing, either.
+        # Empty values such as None and {} ask for nothing either.
         if value != neutral and value:
             raise ConfigError(f"{what}.{key}={value!r} is not here: {instead}")
 

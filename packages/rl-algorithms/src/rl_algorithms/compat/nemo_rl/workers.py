@@ -133,6 +133,7 @@ def _configured(cls: type[Any], asked: Mapping[str, Any]) -> type[Any]:
             "bundle_indices": bundle_indices,
             "num_gpus_per_node": num_gpus_per_node,
         }
+        # Settings of the class itself win over those of its decorator.
         own = ask_configuration(cls, arguments)
         runtime_env = workers.recursive_merge_options(
             asked.get("runtime_env") or {}, own.runtime_env

@@ -157,8 +157,8 @@ class Gateway:
                 "be set to chat completions.",
                 "not_found" if error.status == 404 else "bad_request",
             )
-        # The client is gone: nobody reads the answer, and there is nothing to log.
         except ConnectionError:
+            # The client is gone: nobody reads the answer, and there is nothing to log.
             return web.Response(status=499)
         except Exception:
             _logger.exception("%s %s failed", request.method, request.path)

@@ -96,8 +96,9 @@ def _call(call: Any) -> str:
     given = function.get("arguments") or "{}"
     try:
         arguments = json.loads(given) if isinstance(given, str) else given
-    # The policy may have written anything; unreadable arguments are passed on as text.
     except (ValueError, RecursionError):
+        # The policy may have written anything; unreadable arguments are passed on as
+        # text.
         arguments = given
     text = json.dumps({"name": function["name"], "arguments": arguments})
     return f"{CALL_BEGIN}\n{text}\n{CALL_END}"

@@ -71,7 +71,7 @@ def installed_versions() -> dict[str, str]:
     for name in _PACKAGES:
         try:
             found[name] = version(name)
-        # Engines are optional.
         except PackageNotFoundError:
+            # Engines are optional.
             continue
     return found

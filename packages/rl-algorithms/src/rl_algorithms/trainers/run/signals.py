@@ -117,8 +117,8 @@ class SignalGuard:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # started by nohup
             previous = signal.signal(number, self._handle)
-            # Of several calls the first one found the program's handler, which is to be
-            # restored.
+            # Only the first call finds the program's own handler, which `__exit__`
+            # restores.
             self._previous.setdefault(number, previous)
 
     def request(self, signum: int = signal.SIGINT) -> None:

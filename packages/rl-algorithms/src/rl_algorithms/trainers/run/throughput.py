@@ -71,7 +71,6 @@ class ModelFlops:
         """Read a Hugging Face configuration; return None for unknown architectures."""
         kind = str(config.model_type)
         # The formula assumes gated MLPs; a wrong count would look like a measurement.
-        # The formula assumes gated MLPs; a wrong count would look like a measurement.
         if kind not in _GATED | _EXPERTS:
             return None
         hidden, layers = config.hidden_size, config.num_hidden_layers
@@ -104,7 +103,6 @@ def peak_tflops(config: TrainerConfig) -> float | None:
         return config.peak_tflops_per_worker
     if config.policy.precision != "bfloat16" or not torch.cuda.is_available():
         return None
-    # The driver's GPU stands for those of the workers.
     # The driver's GPU stands for those of the workers.
     name = torch.cuda.get_device_name(0)
     return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)

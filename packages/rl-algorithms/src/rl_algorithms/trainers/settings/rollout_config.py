@@ -208,6 +208,7 @@ def with_generation(data: Any) -> Any:
     longest = policy.get("max_total_sequence_length")
     if isinstance(policy["generation"], Mapping):
         if longest is None:
+            # Twice, as half of it becomes the length of answers.
             longest = 2 * _LONGEST_UNASKED
         if isinstance(longest, int) and longest > 1:
             half = max(1, longest // 2)
@@ -230,12 +231,14 @@ def with_row_length(data: Mapping[str, Any]) -> Mapping[str, Any]:
     lengths = [default_row_length(policy)]
     for name in ("critic", "teacher"):
         section = data.get(name)
+        # A name alone stands for a section with that model.
         if isinstance(section, str | Path):
             section = {"model_name": section}
         if isinstance(section, Mapping):
             lengths.append(
                 section.get("max_total_sequence_length") or default_row_length(section)
             )
+    # Values of other types are left to the validation.
     known = [length for length in lengths if isinstance(length, int)]
     if lengths[0] is None or not known:
         return data

@@ -111,6 +111,7 @@ def _changed(config: Config, keys: Iterable[str]) -> Iterator[tuple[str, Any, An
     for key in keys:
         path = tuple(key.split("."))
         value, default = _at(config, path), schema.default(path)
+        # A key that is set to its default changes nothing, so it is no mistake.
         if value != default:
             yield key, value, default
 
