@@ -17,6 +17,7 @@ from rl_cli_chromium import Chromium, chromium_path
 
 from rl_cli.main import _run
 from rl_cli.report.page import files_folder, write_page
+from rl_cli.report.page_data import page_data
 from rl_cli.report.run_reader import read_run
 from rl_cli.report.sample_chunks import ChunkStore, script_json
 
@@ -119,6 +120,33 @@ def test_script_json_is_json() -> None:
 def test_secrets_stay_concealed(make_run: MakeRun, tmp_path: Path) -> None:
     page = page_of(make_run(), path=tmp_path / "page.html")
     assert "hunter2" not in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "started_by", "given"),
+    [
+        ("run", "rl train tasks/run.yaml seed=3", "tasks/run.yaml"),
+        ("run", "rl train 'my tasks/run.yaml'", "'my tasks/run.yaml'"),
+        ("grpo", "rl train grpo --config grpo.yaml", "grpo"),
+        ("grpo", "rl train grpo note='[redacted]", "grpo"),
+        ("grpo", "", "grpo"),
+    ],
+)
+def test_the_command_to_continue_names_the_file_and_the_folder(
+    make_run: MakeRun, started_by: str, name: str, given: str
+) -> None:
+    folder = make_run("runs/run-001")
+    record = json.loads((folder / "run.json").read_text())
+    record |= {"name": name, "command": started_by, "hidden": ["env.settings.api_key"]}
+    (folder / "run.json").write_text(json.dumps(record))
+    [run] = page_data([read_run(folder)], lambda stage, key: [])["runs"]
+    assert run["command"] == (
+        f"rl train {given} --resume {folder} env.settings.api_key=VALUE"
+    )
+    record["kind"] = "trainer"
+    (folder / "run.json").write_text(json.dumps(record))
+    [run] = page_data([read_run(folder)], lambda stage, key: [])["runs"]
+    assert run["command"] is None
 
 
 def test_many_answers_lie_beside_the_page(make_run: MakeRun, tmp_path: Path) -> None:

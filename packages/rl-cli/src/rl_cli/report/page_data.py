@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from rl_algorithms.trainers.run.figures import Figures
@@ -15,6 +17,7 @@ from rl_cli.report.config_rows import config_values, recipe_values
 from rl_cli.report.metric_table import MetricTable, thinned
 from rl_cli.report.run_reader import ReadRun, ReadStage, read_json
 from rl_cli.report.step_times import phase_times
+from rl_cli.run_folder import RunFolder
 from rl_distributed.redaction import redacted
 
 __all__ = ["Answers", "page_data"]
@@ -73,7 +76,7 @@ def _run(
         "reason": run.reason,
         "started": _text(record.get("started")),
         "versions": _texts(record.get("versions")),
-        "command": _command(run, name),
+        "command": _command(run),
         "started_by": _text(record.get("command")),
         "machine": _machine(record.get("machine")),
         "result": redacted(
@@ -174,11 +177,21 @@ def _answers(run: ReadRun) -> list[dict[str, str]]:
     ]
 
 
-def _command(run: ReadRun, name: str) -> str | None:
+def _command(run: ReadRun) -> str | None:
     """Return the command that continues the run; None for runs from Python."""
     if run.record.get("kind") not in ("recipe", "algorithm"):
         return None
-    return f"rl train {run.record.get('name')} --resume {name}"
+    return RunFolder(run.folder).resume_command(_given_name(run.record))
+
+
+def _given_name(record: Mapping[str, Any]) -> str:
+    """Return the recipe or algorithm as given: a path, where the name is its stem."""
+    name = str(record.get("name", ""))
+    try:
+        given = shlex.split(str(record.get("command", "")))
+    except ValueError:  # Hidden secrets may have left a quote without its partner.
+        return name
+    return next((text for text in given if Path(text).stem == name), name)
 
 
 def _best_step(stage: ReadStage) -> int | None:

@@ -22,7 +22,7 @@ function aboutRun(run) {
     ["command", run.started_by ? el("code", null, run.started_by) : "–"],
     ["machine", run.machine || "–"],
     ["seed", run.result.seed === undefined ? "–" : String(run.result.seed)],
-    ...(run.command ? [["go on with it", el("code", null, run.command)]] : []),
+    ...(run.command ? [["continue with", el("code", null, run.command)]] : []),
     ["versions", Object.entries(run.versions).map(([k, v]) => `${k} ${v}`).join(", ") || "–"],
     ["data", run.data.length ? el("div", null, run.data.map((text) => el("div", null, text))) : "–"],
     ["workers", run.logs.workers.length
