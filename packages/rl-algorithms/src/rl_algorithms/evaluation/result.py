@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -159,6 +160,7 @@ class EvaluationResult:
 
 
 def _finite(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Replace NaN, which JSON lacks, by null."""
-    # Only NaN differs from itself.
-    return {name: value if value == value else None for name, value in metrics.items()}
+    """Replace NaN and infinities, which JSON lacks, by null."""
+    return {
+        name: value if math.isfinite(value) else None for name, value in metrics.items()
+    }
