@@ -34,6 +34,7 @@ COMMANDS = {
         "rl_cli.commands.dashboard:dashboard",
         "Print a Grafana dashboard of runs.",
     ),
+    "diff": ("rl_cli.commands.diff:diff", "Show where two runs begin to differ."),
     "doctor": ("rl_cli.commands.doctor:doctor", "Check that this machine is ready."),
     "env": ("rl_cli.commands.env:env", "Show, build or check actor environments."),
     "envs": (

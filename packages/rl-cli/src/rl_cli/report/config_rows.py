@@ -14,7 +14,7 @@ from rl_distributed.config.problems import show
 from rl_distributed.errors import UserError
 from rl_distributed.redaction import REDACTED, redacted
 
-__all__ = ["ConfigValue", "config_values", "recipe_values"]
+__all__ = ["ConfigValue", "config_values", "recipe_values", "stage_values"]
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,15 @@ def config_values(run: ReadRun, stage: ReadStage) -> list[ConfigValue]:
             default = None
         values.append(ConfigValue(key, shown, default, origin))
     return values
+
+
+def stage_values(run: ReadRun, stage: ReadStage) -> list[tuple[str, str]]:
+    """Return the keys with which a stage began and their values, secrets redacted.
+
+    Defaults and origins, which need the libraries of the algorithm, are left out.
+    """
+    pairs = _leaves(_resolved(run, stage))
+    return [(key, show(redacted(value))) for key, value in pairs]
 
 
 def recipe_values(run: ReadRun) -> list[ConfigValue]:

@@ -27,6 +27,8 @@ class MetricTable:
     """Time at which each step was last logged, in seconds since the epoch."""
     num_nonfinite: dict[str, int] = field(default_factory=dict)
     """Number of NaN or infinite values by metric."""
+    nonfinite: dict[str, dict[int, float]] = field(default_factory=dict)
+    """Those values by step, by name of the metric."""
     config: dict[str, Any] = field(default_factory=dict)
     """Resolved configuration of the latest start; {} if no sink wrote it."""
     num_starts: int = 0
@@ -71,13 +73,20 @@ class MetricTable:
             return
         if math.isfinite(number):
             self.columns.setdefault(name, {})[step] = number
+            self.nonfinite.get(name, {}).pop(step, None)
         else:
+            self.nonfinite.setdefault(name, {})[step] = number
             self.num_nonfinite[name] = self.num_nonfinite.get(name, 0) + 1
 
     @property
     def last_step(self) -> int:
         """Latest step with metrics; 0 if there is none."""
         return max(self.times, default=0)
+
+    def value(self, name: str, step: int) -> float | None:
+        """Return the latest value of a metric in a step, finite or not, or None."""
+        found = self.nonfinite.get(name, {}).get(step)
+        return self.columns.get(name, {}).get(step) if found is None else found
 
     def points(self, name: str) -> Points:
         """Return the steps of a metric in order, and its values."""

@@ -47,10 +47,15 @@ class ReadStage:
     """Number of steps in earlier stages."""
     result: Mapping[str, Any]
     """Contents of its `result.json`; {} while it is in progress."""
-    checkpoints: tuple[int, ...]
-    """Steps of the existing checkpoints."""
+    checkpoint_paths: Mapping[int, Path]
+    """Folders of the existing checkpoints by step, in order."""
     updates: tuple[Mapping[str, Any], ...]
     """Changes of the configuration during the stage."""
+
+    @property
+    def checkpoints(self) -> tuple[int, ...]:
+        """Steps of the existing checkpoints."""
+        return tuple(self.checkpoint_paths)
 
     @property
     def num_steps(self) -> int:
@@ -146,7 +151,7 @@ def _stages(
             metrics=metrics,
             offset=offset,
             result=read_json(path / "result.json"),
-            checkpoints=_checkpoints(path, metrics.config),
+            checkpoint_paths=_checkpoints(path, metrics.config),
             updates=tuple(_records(path / UPDATES)),
         )
         offset += metrics.last_step
@@ -163,18 +168,18 @@ def _algorithm(stage: str, record: Mapping[str, Any]) -> str | None:
     return str(found)
 
 
-def _checkpoints(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+def _checkpoints(folder: Path, config: Mapping[str, Any]) -> dict[int, Path]:
     section = config.get("checkpointing")
     elsewhere = section.get("checkpoint_dir") if isinstance(section, Mapping) else None
     places = [Path(elsewhere)] if isinstance(elsewhere, str) else []
     found = {
-        int(match.group(1))
+        int(match.group(1)): path
         for place in (folder / CHECKPOINTS, *places)
         if place.is_dir()
         for path in place.iterdir()
         if (match := _STEP.fullmatch(path.name))
     }
-    return tuple(sorted(found))
+    return dict(sorted(found.items()))
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
