@@ -151,6 +151,7 @@ def test_reward_page_runs_but_for_its_training() -> None:
         ("multi-reward", 1),
         ("retrieval", 1),
         ("gymnasium", 1),
+        ("textarena", 1),
         ("reward-hacking", 1),
     ],
 )

@@ -47,6 +47,7 @@ __all__ = [
     "GameTurn",
     "Playthrough",
     "played",
+    "said_action",
     "said_move",
 ]
 
@@ -123,6 +124,18 @@ class GameEnvironment(EnvironmentInterface[Columns]):
             response: Text of the policy.
         """
 
+    def play_all(
+        self, turns: Sequence[tuple[Columns, Mapping[str, Any], str]]
+    ) -> list[GameTurn]:
+        """Apply responses to their games.
+
+        Games that wait for something, such as a server, override it to wait for all.
+
+        Args:
+            turns: Arguments of `play`.
+        """
+        return [self.play(*turn) for turn in turns]
+
     def step(
         self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Columns]
     ) -> EnvironmentReturn[Columns]:
@@ -132,11 +145,16 @@ class GameEnvironment(EnvironmentInterface[Columns]):
             MessageLogError: A conversation has no response, or a row cannot be played.
         """
         size = num_rows(message_log_batch, metadata)
+        responses = [
+            last_response(log, row=row) for row, log in enumerate(message_log_batch)
+        ]
+        # A row without columns reaches `start`, whose error names what is missing.
+        rows = [each if isinstance(each, Mapping) else {} for each in metadata]
+        states = [self._state_of(columns, row) for row, columns in enumerate(rows)]
+        played_turns = self.play_all(list(zip(rows, states, responses, strict=True)))
         turns = [
-            self._turn(columns, last_response(log, row=row), row)
-            for row, (log, columns) in enumerate(
-                zip(message_log_batch, metadata, strict=True)
-            )
+            self._counted(state, turn)
+            for state, turn in zip(states, played_turns, strict=True)
         ]
         return EnvironmentReturn(
             observations=[
@@ -181,20 +199,21 @@ class GameEnvironment(EnvironmentInterface[Columns]):
             metrics[f"{key}_per_game"] = total / len(rows)
         return batch, metrics
 
-    def _turn(self, columns: Columns, response: str, row: int) -> GameTurn:
-        """Play and count one response, ending the game at a limit."""
-        # A row without columns reaches `start`, whose error names what is missing.
-        columns = columns if isinstance(columns, Mapping) else {}
+    def _state_of(self, columns: Columns, row: int) -> Mapping[str, Any]:
+        """Return the state of a row's game, which starts in its first turn."""
         state = columns.get(GAME_KEY)
         if state is None:
-            state = {"turns": 0, "illegal": 0, **self.start(columns, row)}
-        elif not isinstance(state, Mapping) or not {"turns", "illegal"} <= set(state):
+            return {"turns": 0, "illegal": 0, **self.start(columns, row)}
+        if not isinstance(state, Mapping) or not {"turns", "illegal"} <= set(state):
             raise MessageLogError(
                 f"metadata[{row}][{GAME_KEY!r}] must be the state returned by the last "
                 f"turn, or missing in the first turn: got {state!r:.80}; rename that "
                 "column of your data set"
             )
-        turn = self.play(columns, state, response)
+        return state
+
+    def _counted(self, state: Mapping[str, Any], turn: GameTurn) -> GameTurn:
+        """Count a response, ending the game at a limit."""
         num_turns = state["turns"] + 1
         num_illegal = state["illegal"] + (not turn.is_legal)
         # The game's own end takes precedence: a winning last move is a win.
@@ -215,6 +234,18 @@ def _advanced(columns: Columns, turn: GameTurn) -> dict[str, Any]:
         # Plain text, so that metadata stays JSON.
         advanced[OUTCOME_KEY] = turn.outcome.value
     return advanced
+
+
+def said_action(response: str) -> str:
+    """Return the part of a response that is the action, of one line or several.
+
+    This is the content of the last `<move>` tag or, without one, the last line.
+    """
+    tagged = _TAGGED.findall(response)
+    if tagged:
+        return str(tagged[-1]).strip()
+    lines = response.strip().splitlines()
+    return lines[-1].strip() if lines else ""
 
 
 def said_move(response: str) -> str:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from rl_envs.bridges.gymnasium.episodes import Episode, Episodes, GymSpec
+from rl_envs.bridges.gymnasium.episodes import Episode, GymSpec
+from rl_envs.bridges.kept_episodes import KeptEpisodes
 from rl_envs.errors import MessageLogError, TaskError
 from rl_envs.outcomes import ConversationOutcome
 from rl_envs.registry import register_env
-from rl_envs.worlds.game import Columns, GameConfig, GameEnvironment, GameTurn
+from rl_envs.worlds.game import (
+    Columns,
+    GameConfig,
+    GameEnvironment,
+    GameTurn,
+    said_action,
+)
 
 __all__ = ["GymnasiumConfig", "GymnasiumEnvironment"]
-
-_TAGGED = re.compile(r"<move>(.*?)(?:</move>|\Z)", re.DOTALL)
 
 
 class GymnasiumConfig(GameConfig):
@@ -50,7 +54,7 @@ class GymnasiumEnvironment(GameEnvironment):
     def __init__(self, config: GymnasiumConfig | None = None) -> None:
         self.config = config or GymnasiumConfig()
         super().__init__(self.config)
-        self._episodes = Episodes(self.config.max_kept)
+        self._episodes = KeptEpisodes(Episode, self.config.max_kept)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return GymnasiumEnvironment, (self.config,)
@@ -84,7 +88,7 @@ class GymnasiumEnvironment(GameEnvironment):
         actions: list[str] = list(state["actions"])
         episode = self._episodes.take(spec, actions)
         try:
-            action, name = episode.reader.read(_said_action(response))
+            action, name = episode.reader.read(said_action(response))
             if episode.is_masked(action):
                 raise ValueError(f"{name} is not possible now.")
         except ValueError as error:
@@ -120,15 +124,6 @@ class GymnasiumEnvironment(GameEnvironment):
         if episode.has_ended:
             return ConversationOutcome.LOST
         return ConversationOutcome.OUT_OF_TURNS
-
-
-def _said_action(response: str) -> str:
-    """Return the text of the action, which may have several lines in a tag."""
-    tagged = _TAGGED.findall(response)
-    if tagged:
-        return str(tagged[-1]).strip()
-    lines = response.strip().splitlines()
-    return lines[-1].strip() if lines else ""
 
 
 def _spec_of(columns: Columns, row: int) -> GymSpec:

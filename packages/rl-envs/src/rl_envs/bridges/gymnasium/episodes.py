@@ -1,12 +1,4 @@
-"""Episodes of Gymnasium that are a function of a seed and the actions so far.
-
-```
-actions so far --kept episode?--yes--> step it once
-                              --no---> make, reset(seed), step through all of them
-```
-An episode is kept only for speed: a call that is repeated, or that another process
-gets, makes it again and finds the same.
-"""
+"""Episodes of Gymnasium, as functions of a seed and the actions so far."""
 
 from __future__ import annotations
 
@@ -14,9 +6,7 @@ import functools
 import hashlib
 import json
 import re
-import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -26,7 +16,7 @@ from rl_distributed.errors import MissingExtraError
 from rl_envs.bridges.gymnasium.actions import ActionReader
 from rl_envs.errors import TaskError
 
-__all__ = ["Episode", "Episodes", "GymSpec", "Show"]
+__all__ = ["Episode", "GymSpec", "Show"]
 
 Show: TypeAlias = Literal["auto", "drawing", "values"]
 _HIGHLIGHT = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0?m", re.DOTALL)
@@ -96,6 +86,10 @@ class Episode:
         self.total += float(reward)
         return float(reward)
 
+    def repeat(self, action: str) -> None:
+        """Take the action of a name again."""
+        self.take(self.reader.read(action)[0])
+
     def close(self) -> None:
         """Release the environment."""
         self._env.close()
@@ -104,53 +98,6 @@ class Episode:
         if not self._is_drawn:
             return _as_text(observation)
         return _HIGHLIGHT.sub(_bracketed, str(self._env.render())).strip("\n")
-
-
-class Episodes:
-    """Episodes by their actions so far, at most a number of them.
-
-    Args:
-        most: Number of episodes that are kept.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._kept: OrderedDict[tuple[GymSpec, tuple[str, ...]], Episode]
-        self._kept = OrderedDict()
-        self._lock = threading.Lock()
-
-    def take(self, spec: GymSpec, actions: Sequence[str]) -> Episode:
-        """Return the episode after these actions, which is the caller's from now on."""
-        with self._lock:
-            # Taken out, not shared: stepping changes the episode, and another call may
-            # want the same one.
-            kept = self._kept.pop((spec, tuple(actions)), None)
-        if kept is not None:
-            return kept
-        # Outside the lock, as making an environment may take long.
-        episode = Episode(spec)
-        for action in actions:
-            episode.take(episode.reader.read(action)[0])
-        return episode
-
-    def keep(self, spec: GymSpec, actions: Sequence[str], episode: Episode) -> None:
-        """Keep an episode for the next call."""
-        key = (spec, tuple(actions))
-        with self._lock:
-            # Two calls may have made the same episode; the older copy is released.
-            surplus = [self._kept.pop(key)] if key in self._kept else []
-            self._kept[key] = episode
-            while len(self._kept) > self._most:
-                surplus.append(self._kept.popitem(last=False)[1])
-        for each in surplus:
-            each.close()
-
-    def close(self) -> None:
-        """Release all of them; it may be called again."""
-        with self._lock:
-            kept, self._kept = list(self._kept.values()), OrderedDict()
-        for episode in kept:
-            episode.close()
 
 
 def _make(spec: GymSpec) -> Any:

@@ -51,6 +51,7 @@ class Chat:
 
     Args:
         config: The settings.
+        role: What the model is called in errors.
 
     Raises:
         MissingExtraError: The package `openai` is missing.
@@ -58,9 +59,9 @@ class Chat:
         JudgeError: Replies cannot be kept.
     """
 
-    def __init__(self, config: JudgeConfig) -> None:
-        self._config = config
-        self._openai = _import_openai()
+    def __init__(self, config: JudgeConfig, role: str = "judge") -> None:
+        self._config, self._role = config, role
+        self._openai = _import_openai(role)
         self._key = _key_of_server(config)
         self._kept = KeptReplies(config.cache_folder)
         self.costs = Costs()
@@ -95,9 +96,25 @@ class Chat:
         if missing:
             # The caller's thread, such as a notebook's, may already run an event loop.
             with ThreadPoolExecutor(1) as thread:
-                thread.submit(asyncio.run, self._ask_all(missing)).result()
+                asked = self._ask_all(missing, keep=self._kept.keep)
+                thread.submit(asyncio.run, asked).result()
         found = [self._kept.get(key) for key in keys]
         return [found[at : at + votes] for at in range(0, len(found), votes)]
+
+    def replies_to(self, questions: Sequence[Question]) -> list[str | None]:
+        """Ask all questions once, keeping no reply; None where the server failed.
+
+        Raises:
+            JudgeError: No question has a reply, the server refuses them, or the budget
+                is too small.
+        """
+        self._check_budget(len(questions))
+        numbered = {str(number): each for number, each in enumerate(questions)}
+        if not numbered:
+            return []
+        with ThreadPoolExecutor(1) as thread:
+            replies = thread.submit(asyncio.run, self._ask_all(numbered)).result()
+        return [replies.get(number) for number in numbered]
 
     def close(self) -> None:
         """Close the table of replies."""
@@ -122,7 +139,11 @@ class Chat:
             "max_tokens": config.max_tokens,
         }
 
-    async def _ask_all(self, missing: dict[str, Question]) -> None:
+    async def _ask_all(
+        self,
+        missing: dict[str, Question],
+        keep: Callable[[dict[str, str]], None] | None = None,
+    ) -> dict[str, str]:
         slots = asyncio.Semaphore(self._config.max_requests)
         failures: list[str] = []
         client = self._openai.AsyncOpenAI(
@@ -144,17 +165,19 @@ class Chat:
             raise refusals.exceptions[0] from None
         finally:
             # Also after an error: these replies are paid for.
-            self._kept.keep(replies)
+            if keep is not None:
+                keep(replies)
             self.costs.calls += len(replies)
             self.costs.failures += len(failures)
         # A few failures leave rows unscored; none at all means that the judge is down.
         if not replies:
             raise JudgeError(
-                f"the judge at {self._config.address} must answer: "
+                f"the {self._role} at {self._config.address} must answer: "
                 f"{len(missing)} questions, each tried {self._config.num_attempts} "
                 f"times, got no reply ({failures[0]}); start it, or correct address or "
                 "request_deadline_s"
             )
+        return replies
 
     async def _ask_one(
         self,
@@ -210,8 +233,8 @@ class Chat:
             return None, f"no connection: {error.__cause__ or error}"
         except errors.APIStatusError as error:
             raise JudgeError(
-                f"the judge at {self._config.address} refuses a request with status "
-                f"{error.status_code}: {str(error)[:300]}; correct model, "
+                f"the {self._role} at {self._config.address} refuses a request with "
+                f"status {error.status_code}: {str(error)[:300]}; correct model, "
                 "api_key_variable or address"
             ) from None
         except (errors.OpenAIError, ValueError, IndexError, TypeError) as error:
@@ -233,12 +256,12 @@ def _key_of_server(config: JudgeConfig) -> str:
     return key
 
 
-def _import_openai() -> Any:
+def _import_openai(role: str) -> Any:
     try:
         import openai  # noqa: PLC0415 - only a judge needs it
     except ImportError as error:
         raise MissingExtraError(
-            f"the environment 'judge' needs the package openai, which cannot be "
-            f"imported ({error}); pip install 'rl-envs[judge]'"
+            f"the {role} needs the package openai, which cannot be imported "
+            f"({error}); pip install 'rl-envs[judge]'"
         ) from error
     return openai
