@@ -107,7 +107,7 @@ def test_grpo(folder: Path) -> None:
     assert loss["ratio_clip_max"] == 0.28
     assert loss["kl_output_clamp_value"] is None
     assert "truncated_importance_sampling_ratio" not in loss
-    assert why["grpo.async_grpo.*"] == "training is synchronous"
+    assert "asynchronous" not in grpo
     assert why["policy.unknown_to_us"] == "has no counterpart here"
     data = stage["data"]
     assert data["train"] == {
@@ -148,6 +148,23 @@ def test_sft_dpo_and_distillation(folder: Path) -> None:
     assert "optimizer" not in teacher
 
 
+def test_sampling_ahead(folder: Path) -> None:
+    ahead = {
+        "enabled": True,
+        "max_trajectory_age_steps": 2,
+        "in_flight_weight_updates": True,
+    }
+    corrected = {"use_importance_sampling_correction": True}
+    imported = changed(
+        folder, "grpo_math", grpo={"async_grpo": ahead}, loss_fn=corrected
+    )
+    assert stage_of(imported)["grpo"]["asynchronous"] == {"max_staleness": 2}
+    why = reasons(imported)["grpo.async_grpo.in_flight_weight_updates"]
+    assert "grpo.asynchronous" in why
+    with pytest.raises(ConfigError, match="use_importance_sampling_correction=true"):
+        changed(folder, "grpo_math", grpo={"async_grpo": ahead})
+
+
 def test_rm(folder: Path) -> None:
     imported = import_recipe(folder / "rm.yaml")
     stage, why = stage_of(imported), reasons(imported)
@@ -177,7 +194,9 @@ def test_ppo(folder: Path) -> None:
     assert stage["value_loss_fn"] == {"scale": 0.5, "cliprange": 0.2}
     assert "length" in why["ppo.adv_estimator.length_adaptive_alpha"]
     assert "critic alone" in why["ppo.policy_training_start_step"]
-    assert why["ppo.async_ppo.*"] == "set ppo.asynchronous"
+    assert ppo["asynchronous"] == {"max_staleness": 1}
+    off = changed(folder, "ppo", ppo={"async_ppo": {"enabled": False}})
+    assert "asynchronous" not in stage_of(off)["ppo"]
     estimator = {"name": "raw_reward"}
     raw = changed(folder, "ppo", ppo={"adv_estimator": estimator})
     assert stage_of(raw)["ppo"]["gae_lambda"] == 1.0

@@ -109,15 +109,25 @@ def _grpo(recipe: TheirRecipe) -> dict[str, Any]:
     copy_keys(recipe, "grpo", (*keys.GRPO, *_GRPO_ALONE), grpo)
     grpo["adv_estimator"] = _estimator(recipe)
     _rewards(recipe, "grpo", grpo)
-    asynchronous = recipe.peek("grpo.async_grpo.enabled", False)
-    why = "training is synchronous" if asynchronous else "switched off"
-    recipe.leave("grpo.async_grpo", why)
+    _asynchronous(recipe, "grpo", grpo)
     loss = _policy_loss(recipe)
     weight = "loss_fn.positive_example_nll_weight"
     if recipe.peek(weight, 0.0):
         recipe.leave(weight, "`rl train ppo` has it: loss_fn.positive_nll_coef")
     recipe.take(weight)
     return {"grpo": grpo, "loss_fn": loss}
+
+
+def _asynchronous(recipe: TheirRecipe, section: str, ours: dict[str, Any]) -> None:
+    """Carry over how far sampling may run ahead of training."""
+    place = f"{section}.async_{section}"
+    if recipe.take(f"{place}.enabled", False):
+        # Both count the steps between the sampler's weights and the step.
+        age = recipe.take(f"{place}.max_trajectory_age_steps", 1)
+        ours["asynchronous"] = {"max_staleness": age}
+        recipe.leave(place, f"{section}.asynchronous has settings of its own")
+    else:
+        recipe.leave(place, "switched off")
 
 
 def _rewards(recipe: TheirRecipe, section: str, ours: dict[str, Any]) -> None:
@@ -160,9 +170,7 @@ def _ppo(recipe: TheirRecipe) -> dict[str, Any]:
         "ppo.skip_reference_policy_logprobs_calculation",
         "they are calculated only where a penalty needs them",
     )
-    asynchronous = recipe.peek("ppo.async_ppo.enabled", False)
-    why = "set ppo.asynchronous" if asynchronous else "switched off"
-    recipe.leave("ppo.async_ppo", why)
+    _asynchronous(recipe, "ppo", ppo)
     loss = _policy_loss(recipe)
     weight = recipe.take("loss_fn.positive_example_nll_weight", 0.0)
     if weight:
