@@ -116,6 +116,23 @@ def test_the_other_player_may_begin() -> None:
     assert game.columns["game"]["illegal"] == 1
 
 
+def test_chance_is_that_of_the_package_with_its_own_seed() -> None:
+    row = first("PigDice-v0")
+    actions = play(row, *["[roll]"] * 12, max_turns=12).columns["game"]["actions"]
+    game = textarena.make("PigDice-v0-raw")
+    game.reset(num_players=2, seed=row["ta_seed"])
+    match = Match(GameSpec("PigDice-v0", row["ta_seed"]))
+    for number, action in enumerate(actions):
+        game.step(action)
+        # Others draw from the global generator in between.
+        state = random.getstate()
+        random.seed(number)
+        match.take(action)
+        random.setstate(state)
+        assert match._base.state.game_state == game.state.game_state
+    assert len(actions) >= 12
+
+
 @pytest.mark.parametrize("most", [1, 256])
 def test_games_side_by_side_do_not_share_their_chance(most: int) -> None:
     """Each as if it were played alone, kept or not, and calls can be repeated."""
