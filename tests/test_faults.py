@@ -70,6 +70,12 @@ def test_killed_and_resumed_equals_never_killed_bitwise(
     assert set(expected) == set(found)
     different = [n for n in expected if not torch.equal(expected[n], found[n])]
     assert different == []
+    # The same holds for all that the folders record, as the command sees it.
+    compared = rl("diff", str(whole), str(broken), "--json")
+    assert compared.code == 0, compared.out
+    parts = json.loads(compared.out)["parts"]
+    same = {part["name"] for part in parts if part["verdict"] == "same"}
+    assert {"configuration", "data", "answers", "metrics", "checkpoints"} <= same
 
 
 def has_loaded(process: subprocess.Popen[str], library: str) -> bool:

@@ -117,7 +117,14 @@ def test_a_copy_that_was_moved_is_the_same(
             record["hyperparams"]["model"] = f"{runs[0]}/model"
 
     rewrite(runs[0] / "metrics.jsonl", own)
-    moved = shutil.copytree(runs[0], tmp_path / "elsewhere" / "copy")
+    moved = shutil.copytree(runs[0], tmp_path / "elsewhere" / ("copy" * 20))
+
+    def moved_too(record: dict[str, Any]) -> None:
+        if "hyperparams" in record:
+            record["hyperparams"]["output_dir"] = str(moved)
+            record["hyperparams"]["model"] = f"{moved}/model"
+
+    rewrite(moved / "metrics.jsonl", moved_too)
     assert _run(["diff", str(runs[0]), str(moved)], False) == 0
     shown = capsys.readouterr().out
     assert "The runs are the same in everything compared." in shown
@@ -130,7 +137,14 @@ def test_keys_that_differ_are_named_with_both_values(
         if "hyperparams" in record:
             record["hyperparams"]["mismatch"]["limit"] = 2.0
             del record["hyperparams"]["seed"]
+        if "hyperparams" in record:
+            record["hyperparams"]["prompt"] = "x" * 500 + "y"
 
+    def longer(record: dict[str, Any]) -> None:
+        if "hyperparams" in record:
+            record["hyperparams"]["prompt"] = "x" * 501
+
+    rewrite(runs[0] / "metrics.jsonl", longer)
     rewrite(runs[1] / "metrics.jsonl", change)
     record = json.loads((runs[1] / "run.json").read_text())
     record["versions"]["torch"] = "2.0"
@@ -139,17 +153,18 @@ def test_keys_that_differ_are_named_with_both_values(
     assert code == 1
     assert found["first"] is None
     keys = part(found, "configuration")["differences"]
-    assert [(d["what"], d["first"], d["second"]) for d in keys] == [
+    assert [(d["what"], d["first"], d["second"]) for d in keys[:2]] == [
         ("seed", "3", None),
         ("mismatch.limit", "1.0", "2.0"),
     ]
+    assert [d["what"] for d in keys[2:]] == ["prompt"]
     (version,) = part(found, "environment")["differences"]
     assert (version["what"], version["second"]) == ("versions.torch", "2.0")
-    options = ["--ignore", "seed", "--ignore", "mismatch", "--ignore", "versions.t*"]
-    code, found = diff(*options)
+    ignored = ("seed", "mismatch", "versions.t*", "prompt")
+    code, found = diff(*(x for key in ignored for x in ("--ignore", key)))
     assert (code, part(found, "configuration")["left_out"]) == (
         0,
-        ["seed", "mismatch.statistic", "mismatch.limit"],
+        ["seed", "mismatch.statistic", "mismatch.limit", "prompt"],
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from rl_distributed.config.problems import show
 from rl_distributed.errors import UserError
 from rl_distributed.redaction import REDACTED, redacted
 
-__all__ = ["ConfigValue", "config_values", "recipe_values", "stage_values"]
+__all__ = ["ConfigValue", "config_values", "recipe_values", "whole_values"]
 
 
 @dataclass(frozen=True)
@@ -61,25 +62,32 @@ def config_values(run: ReadRun, stage: ReadStage) -> list[ConfigValue]:
     return values
 
 
-def stage_values(run: ReadRun, stage: ReadStage) -> list[tuple[str, str]]:
-    """Return the keys with which a stage began and their values, secrets redacted.
+def whole_values(run: ReadRun, stage: ReadStage | None) -> list[tuple[str, str]]:
+    """Return keys and values as JSON, secrets redacted, without shortening any.
 
-    Defaults and origins, which need the libraries of the algorithm, are left out.
+    Args:
+        run: The run.
+        stage: Stage whose keys to return, as it began; None: those of the recipe
+            outside of its stages.
     """
-    pairs = _leaves(_resolved(run, stage))
-    return [(key, show(redacted(value))) for key, value in pairs]
+    tree = _recipe(run) if stage is None else _resolved(run, stage)
+    pairs = _leaves(redacted(tree))
+    return [(key, json.dumps(value, ensure_ascii=False)) for key, value in pairs]
 
 
 def recipe_values(run: ReadRun) -> list[ConfigValue]:
     """Return the keys of a recipe outside of its stages; [] for other runs."""
-    config = run.record.get("config")
-    if run.record.get("kind") != "recipe" or not isinstance(config, Mapping):
-        return []
-    own = {k: v for k, v in config.items() if k not in ("common", "stages")}
     return [
         ConfigValue(key, show(redacted(value)), None, "recipe")
-        for key, value in _leaves(redacted(own))
+        for key, value in _leaves(redacted(_recipe(run)))
     ]
+
+
+def _recipe(run: ReadRun) -> Mapping[str, Any]:
+    config = run.record.get("config")
+    if run.record.get("kind") != "recipe" or not isinstance(config, Mapping):
+        return {}
+    return {k: v for k, v in config.items() if k not in ("common", "stages")}
 
 
 def _resolved(run: ReadRun, stage: ReadStage) -> Mapping[str, Any]:

@@ -195,7 +195,8 @@ def _leaves_of(both: _Sides, name: str) -> Iterator[Difference]:
 
 
 def _is_clock(part: str) -> bool:
-    return ":" in part and is_measured(part)
+    # The state of asynchronous training has times such as `sent_s`.
+    return part.endswith("_s") or (":" in part and is_measured(part))
 
 
 def _read(path: Path) -> Any:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_cli.report.config_rows import recipe_values, stage_values
+from rl_cli.report.config_rows import whole_values
 from rl_cli.report.run_reader import ReadRun, ReadStage
 from rl_cli.run_diff.difference import Difference, Part, Rules
 
@@ -35,7 +35,7 @@ def compare_configuration(
     yield _keys_part("configuration", None, first, second, rules)
     for pair in pairs:
         values = [
-            {key: without_root(text, run) for key, text in stage_values(run, stage)}
+            {key: without_root(text, run) for key, text in whole_values(run, stage)}
             for run, stage in zip(runs, pair, strict=True)
         ]
         part = _keys_part("configuration", pair[0].name, values[0], values[1], rules)
@@ -107,7 +107,7 @@ def _keys_part(
 
 def _recipe(run: ReadRun) -> dict[str, str]:
     values = {"kind": str(run.record.get("kind")), "name": str(run.record.get("name"))}
-    values |= {row.key: without_root(row.value, run) for row in recipe_values(run)}
+    values |= {key: without_root(text, run) for key, text in whole_values(run, None)}
     return values
 
 
@@ -171,7 +171,7 @@ def _roots(run: ReadRun) -> re.Pattern[str]:
         for name in named
         if isinstance(name, str) and Path(name).name
         for path in (Path(name),)
-        for above in [path, *([path.parent.parent] if _is_stage(path) else [])]
+        for above in [path.parent.parent if _is_stage(path) else path]
     }
     # The longest first, since a folder may lie in another one.
     ordered = sorted(map(re.escape, roots), key=len, reverse=True)
