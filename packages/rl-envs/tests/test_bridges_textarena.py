@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import nltk
 import pytest
 import textarena
 from judge_server import judge_server
@@ -271,6 +272,20 @@ def test_splits_follow_the_start_where_starts_differ() -> None:
 def test_wrong_settings_are_named(given: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError, match=message):
         Tasks(**given)
+
+
+@pytest.mark.parametrize("game", ["Wordle-v0", "WordChains-v0"])
+def test_missing_word_lists_are_named_and_not_fetched(
+    game: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[Any] = []
+    monkeypatch.setattr(nltk, "download", lambda *names, **_: fetched.append(names))
+    # Where they are installed, too.
+    monkeypatch.setattr(nltk.data, "path", [])
+    message = r"needs the data 'words' of NLTK.*python -m nltk.downloader words"
+    with pytest.raises(TaskError, match=message):
+        Tasks(game)
+    assert not fetched
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="its code runs there")
