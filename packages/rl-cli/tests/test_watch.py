@@ -354,7 +354,7 @@ def test_the_command_serves_a_run_that_goes_on_until_ctrl_c(
         (["RUN", "--port", "70000"], "70000"),
         (["RUN", "--poll-s", "0"], "of at least 0.1: got 0"),
         (["RUN", "--once", "--json"], "--json is for the page"),
-        (["RUN", "--port", "TAKEN"], "another program is listening there"),
+        (["RUN", "--port", "TAKEN"], "another program listens there"),
     ],
 )
 def test_wrong_input_is_named(
