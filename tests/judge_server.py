@@ -24,6 +24,7 @@ class JudgeServer:
     reply: Callable[[str], Reply]
     """Given the question's last message."""
     questions: list[str] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
     most_at_once: int = 0
     address: str = ""
@@ -42,8 +43,10 @@ def judge_server(reply: Callable[[str], Reply]) -> Iterator[JudgeServer]:
 
         def do_POST(self) -> None:
             size = int(self.headers["Content-Length"])
-            question = json.loads(self.rfile.read(size))["messages"][-1]["content"]
+            request = json.loads(self.rfile.read(size))
+            question = request["messages"][-1]["content"]
             with judge.lock:
+                judge.requests.append(request)
                 judge.questions.append(question)
                 judge.keys.append(self.headers.get("Authorization", ""))
                 judge.at_once += 1

@@ -50,6 +50,43 @@ EFFECTS = {
     "FaultToleranceConfig.stall_limit_s": (
         "packages/rl-algorithms/tests/test_watchdog.py"
     ),
+    "FileAgentConfig.command": "packages/rl-envs/tests/test_agents.py",
+    "FileAgentConfig.reward_function": "packages/rl-envs/tests/test_agents.py",
+    "GymnasiumConfig.credit": "packages/rl-envs/tests/test_bridges_gymnasium.py",
+    "GymnasiumConfig.solved_return": "packages/rl-envs/tests/test_bridges_gymnasium.py",
+    **{
+        f"TextArenaConfig.{name}": "packages/rl-envs/tests/test_bridges_textarena.py"
+        for name in ("credit", "opponent", "opponent_moves", "solved_reward")
+    },
+    # Read as settings of the client that asks it.
+    **{
+        f"ServedPlayer.{name}": "packages/rl-envs/tests/test_bridges_textarena.py"
+        for name in (
+            "api_key_variable",
+            "max_requests",
+            "max_tokens",
+            "model",
+            "num_attempts",
+            "request_deadline_s",
+            "temperature",
+        )
+    },
+    **{
+        f"McpConfig.{name}": "packages/rl-envs/tests/test_bridges_mcp.py"
+        for name in (
+            "command",
+            "files",
+            "is_stateful",
+            "judge",
+            "judge_settings",
+            "max_message_kib",
+            "max_result_chars",
+            "max_turns",
+            "scratch_mib",
+            "timeout_s",
+            "tools",
+        )
+    },
     "MegatronConfig.activation_checkpointing": (
         "packages/rl-models/tests/rl_models_sample_megatron.py"
     ),

@@ -173,6 +173,18 @@ def train_on_answers(model: str) -> None:
             "data.pass_rate_filter": {"num_visits": 1, "hard_threshold": 0.5},
         },
     )
+    agents = EXAMPLES / "guess_agent.py"
+    rl.train(
+        model,
+        [{"prompt": f"{n} ", "answer": "7"} for n in range(4)],
+        **{
+            **SAMPLED,
+            "max_num_steps": 1,
+            "progress": False,
+            "env.name": "agent",
+            "env.settings": {"file": str(agents)},
+        },
+    )
     rl.train(
         model,
         PROMPTS,
@@ -217,6 +229,20 @@ def judge_one_by_one() -> None:
         environment = create_env(world)
         [row] = create_task_source(world, {}).held_out(1)
         environment.step([_answered("?")], [row])
+        environment.shutdown()
+    for world, settings in {
+        "gymnasium": {"env_id": "FrozenLake-v1"},
+        "reasoning_gym": {},
+    }.items():
+        environment = create_env(world)
+        [row] = create_task_source(world, settings).held_out(1)
+        environment.step([_answered("?")], [row])
+        environment.shutdown()
+    with judge_server(lambda question: "[4]") as opponent:
+        server = {"address": opponent.address, "model": "opponent"}
+        environment = create_env("textarena", {"opponent": "model", "server": server})
+        [row] = create_task_source("textarena", {"game": "TicTacToe-v0"}).held_out(1)
+        environment.step([_answered("0")], [row])
         environment.shutdown()
     for name, row in {
         "calculator": {"answer": "2"},

@@ -124,7 +124,7 @@ def test_the_reward_passes_its_tests_and_a_wrong_one_fails(
 ) -> None:
     assert _run(["init", "mine", "--yes", "--data", data], False) == 0
     folder = place / "mine"
-    assert tested(folder).returncode == 0, tested(folder).stdout
+    assert run_tests(folder).returncode == 0, run_tests(folder).stdout
     head = (folder / "run.yaml").read_text().splitlines()
     checks = [line for line in head if "rl envs check" in line]
     assert len(checks) == (data == "example")
@@ -136,12 +136,12 @@ def test_the_reward_passes_its_tests_and_a_wrong_one_fails(
         return
     reward = folder / "reward.py"
     reward.write_text(re.sub(r"return .*", "return 1.0", reward.read_text()))
-    failed = tested(folder)
+    failed = run_tests(folder)
     assert failed.returncode == 1
     assert "earn" in failed.stdout
 
 
-def tested(folder: Path) -> subprocess.CompletedProcess[str]:
+def run_tests(folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the tests in a folder, as a user would."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(

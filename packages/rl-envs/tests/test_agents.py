@@ -181,7 +181,7 @@ async def _module_agent(task, base_url, api_key):
 class TestFiles:
     def test_an_agent_and_a_reward_function_of_files(self, run, tmp_path):
         (tmp_path / "reward.py").write_text(
-            "def reward(prompt, response, answer):\n"
+            "def judged(prompt, response, answer):\n"
             "    return {'right': float(response == answer), 'short': 1.0}\n"
         )
         environment = file_agent(
@@ -189,6 +189,7 @@ class TestFiles:
             "async def solve(task, base_url, api_key):\n    return task['said']\n",
             function="solve",
             reward_file=str(tmp_path / "reward.py"),
+            reward_function="judged",
         )
         rows = [{"said": "x", "answer": "x"}, {"said": "y", "answer": "x"}]
         right, wrong = run(environment, *rows).all()

@@ -199,6 +199,30 @@ def test_a_server_that_hangs_is_ended_and_a_stateless_one_gets_several_calls() -
         environment.shutdown()
 
 
+def test_limits_and_the_judge_are_settings() -> None:
+    environment = McpEnvironment(
+        config(
+            judge="math",
+            max_turns=1,
+            max_result_chars=12,
+            max_message_kib=16 << 10,
+            scratch_mib=1,
+        )
+    )
+    try:
+        # 8 MiB: more than the limit that is preset.
+        [said], columns, _ = turn(
+            environment, calls(("flood", {})), {**ROW, "answer": "1/2"}
+        )
+        assert said.startswith("x" * 12)
+        assert len(said) < 100
+        assert turn(environment, r"\boxed{0.5}", columns)[2] == 1.0
+        # A second turn with a call is scored as it is.
+        assert turn(environment, calls(("show", {})), columns)[2] == 0.0
+    finally:
+        environment.shutdown()
+
+
 def test_the_server_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_OF_THE_TEST", "open sesame")
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -25,7 +25,7 @@ from rl_envs.bridges.textarena import (
 )
 from rl_envs.bridges.textarena.episodes import Match
 from rl_envs.bridges.textarena.games import _JUDGED, GameSpec
-from rl_envs.bridges.textarena.opponents import _KNOWN, ListedMoves
+from rl_envs.bridges.textarena.opponents import _KNOWN, ListedMoves, ServedPlayer
 from rl_envs.errors import JudgeError
 from rl_envs.testing import (
     Examination,
@@ -67,6 +67,11 @@ def test_a_won_and_a_lost_game_against_a_script() -> None:
     assert (lost.reward, lost.outcome) == (-1.0, "lost")
     lost = play(row, "4", "8", "5", "7", credit="solved", **SCRIPT)
     assert (lost.reward, lost.outcome) == (0.0, "lost")
+
+
+def test_a_won_game_may_count_as_unsolved() -> None:
+    won = play(first(), "4", "8", "2", "6", "5", solved_reward=2.0, **SCRIPT)
+    assert (won.reward, won.outcome) == (1.0, "lost")
 
 
 def test_a_draw_earns_nothing() -> None:
@@ -192,6 +197,42 @@ def test_a_served_model_plays_the_other_side() -> None:
     with pytest.raises(JudgeError, match=r"the served player at http.*must answer"):
         world.step(logs[:1], rows[:1])
     world.shutdown()
+
+
+def test_a_served_model_is_asked_as_the_settings_say(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PLAYER_KEY", "k3y")
+    settings = {
+        "model": "m",
+        "api_key_variable": "PLAYER_KEY",
+        "temperature": 0.25,
+        "max_tokens": 77,
+        "max_requests": 1,
+        "request_deadline_s": 5.0,
+        "num_attempts": 2,
+    }
+    rows = Tasks().train(3)
+    logs = [[{"role": "assistant", "content": text}] for text in ("4", "0", "8")]
+    failed: list[str] = []
+
+    def reply(question: str) -> str | int:
+        free = re.findall(r"'\[(\d)\]'", question.rpartition("Available Moves")[2])
+        if not failed:
+            failed.append(question)
+            return 500
+        return f"<move>[{free[0]}]</move>"
+
+    with judge_server(reply) as server:
+        player = ServedPlayer.from_dict({"address": server.address, **settings})
+        world = TextArenaEnvironment(TextArenaConfig(opponent="model", server=player))
+        world.step(logs, rows)
+        world.shutdown()
+    assert len(server.questions) == 4  # one of them failed
+    assert set(server.keys) == {"Bearer k3y"}
+    assert server.most_at_once == 1
+    asked = server.requests[0]
+    assert (asked["temperature"], asked["max_tokens"]) == (0.25, 77)
 
 
 @pytest.mark.parametrize(

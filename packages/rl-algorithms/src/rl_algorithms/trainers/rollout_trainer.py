@@ -43,6 +43,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
     """Base of the trainers that sample answers; a subclass trains on them."""
 
     _reward_watch: RewardWatch | None = None
+    _second_checks: SecondCheckWatch | None = None
     _pass_rates: PassRateFilter | None = None
 
     @property
@@ -190,7 +191,8 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         """Return the training rows of a rollout and its metrics."""
         if self._reward_watch is not None:
             self._reward_watch.note(result.rows)
-        self._second_checks.note(result.rows["metadata"])
+        if self._second_checks is not None:
+            self._second_checks.note(result.rows["metadata"])
         self._kept.choose(result, self.state.step)
         num_tokens = float(result.rows["generation_lengths"].sum())
         return result.rows, {**result.metrics, "num_generated_tokens": num_tokens}
