@@ -159,7 +159,7 @@ def test_equal_answers_are_left_out_and_the_sign_decides(tmp_path: Path) -> None
     rows = [{**HELPSTEER3, "overall_preference": score} for score in (-1, 0, 3)]
     first, last = loaded(tmp_path, "helpsteer3", *rows)
     assert (first["chosen"], last["chosen"]) == ("A wren.", "A stone.")
-    with pytest.raises(EmptyDatasetError, match="leaves all 1 rows out"):
+    with pytest.raises(EmptyDatasetError, match="drops all 1 rows"):
         loaded(tmp_path, "helpsteer3", rows[1])
 
 

@@ -95,6 +95,9 @@ class Watchdog:
     ) -> None:
         if self._watch is not None:
             self._watch.close()
+        # It leads back to the run: a reference cycle, which would keep the trainer and
+        # its cluster alive until the garbage collector runs.
+        del self._view
 
     def begin(self) -> None:
         """Begin to watch; before, while a run starts, its parts have own deadlines."""
