@@ -177,6 +177,8 @@ def test_a_replica_that_was_started_again_gets_base_and_adapter(trainer, generat
     kinds = [kind for kind, _ in source.sent]
     assert kinds[:3] == ["apart", "adapter", "apart"]
     assert kinds[-1] == "adapter"
+    # One replica may have served alone until now.
+    assert generation.replicas.settle() == [0, 1]
     sync.close()
 
 
