@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import time
+from pathlib import Path
 
 import psutil
 import pytest
+import torch
+from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import WorkerDiedError
@@ -19,41 +22,81 @@ pytestmark = pytest.mark.slow
 
 # A measured limit: it is the promise. Usually it takes about two seconds.
 RELEASED_S = 10.0
+EXPERT = {"parallelism": {"expert": 2}}
+MEGATRON = {"backend": "megatron"}
+LAYOUTS = {
+    "tensor": {"parallelism": {"tensor": 2}},
+    "data": {"parallelism": {"data": 2}},
+    "context": {"parallelism": {"context": 2}},
+    "pipeline": {"parallelism": {"pipeline": 2}},
+    "expert": EXPERT,
+    "megatron-tensor": {**MEGATRON, "parallelism": {"tensor": 2}},
+    "megatron-pipeline": {**MEGATRON, "parallelism": {"pipeline": 2}},
+    "megatron-expert": {**MEGATRON, **EXPERT},
+}
 
 
-class Fatal(TokenCrossEntropy):
-    """Kills one rank as it computes its loss; the others go on."""
+@pytest.fixture(scope="module")
+def fatal_loss():
+    """A loss that kills one rank as it is computed; the others go on."""
 
-    def __call__(self, *arguments, **inputs):
-        if os.environ["RANK"] == "1":
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__call__(*arguments, **inputs)
+    # Local, so that it reaches workers by value: those of Megatron-core have no pytest.
+    class Fatal(TokenCrossEntropy):
+        def __call__(self, *arguments, **inputs):
+            if os.environ["RANK"] == "1":
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().__call__(*arguments, **inputs)
+
+    return Fatal()
 
 
-@pytest.mark.parametrize(
-    "parallelism", [{"tensor": 2}, {"data": 2}, {"context": 2}, {"pipeline": 2}]
-)
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
+    """A folder with a tiny model of experts, for the batches of the dense one."""
+    folder = tmp_path_factory.mktemp("mixture") / "model"
+    dense = AutoConfig.from_pretrained(tiny_model)
+    config = Qwen3MoeConfig(
+        vocab_size=dense.vocab_size,
+        hidden_size=32,
+        head_dim=8,
+        intermediate_size=48,
+        moe_intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        num_experts=4,
+        num_experts_per_tok=2,
+        max_position_embeddings=64,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        Qwen3MoeForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_others_are_released_with_the_cause(
-    ray_cluster, tiny_model, make_batch, parallelism
+    ray_cluster, tiny_model, mixture, make_batch, fatal_loss, layout
 ):
+    settings = LAYOUTS[layout]
+    model = mixture if "expert" in settings["parallelism"] else tiny_model
     with RayVirtualCluster([2], use_gpus=False) as cluster:
         config = PolicyConfig.from_dict(
-            {
-                "model_name": str(tiny_model),
-                "max_total_sequence_length": 32,
-                "parallelism": parallelism,
-            }
+            {"model_name": str(model), "max_total_sequence_length": 32, **settings}
         )
         policy = TrainingPolicy(cluster, config)
-        processes = [psutil.Process(worker.pid) for worker in policy.group.health()]
-        policy.get_logprobs(make_batch(4))  # whatever is built at first use is there
-        began = time.monotonic()
-        with pytest.raises(
-            WorkerDiedError, match=r"(?s)worker 1 of group 'policy'.*SIGKILL"
-        ):
-            policy.train(make_batch(4), Fatal())
-        assert time.monotonic() - began < RELEASED_S
-        # The rank that waited is not left in its collective.
-        _, left = psutil.wait_procs(processes, 60)
-        assert left == []
-        policy.shutdown()
+        try:
+            workers = [psutil.Process(worker.pid) for worker in policy.group.health()]
+            # Whatever is built at first use is there.
+            policy.get_logprobs(make_batch(4))
+            began = time.monotonic()
+            with pytest.raises(
+                WorkerDiedError, match=r"(?s)worker 1 of group 'policy'.*SIGKILL"
+            ):
+                policy.train(make_batch(4), fatal_loss)
+            assert time.monotonic() - began < RELEASED_S
+            # The rank that waited is not left in its collective.
+            _, left = psutil.wait_procs(workers, 60)
+            assert left == []
+        finally:
+            policy.shutdown()
