@@ -162,6 +162,38 @@ def test_the_reference_is_the_base_without_a_second_model(
     assert (changed - expected).abs().max() > 1e-3
 
 
+def test_the_reference_stays_where_adapters_have_another_base(
+    tiny_model, make_batch, nll_loss, tmp_path
+):
+    data, size = make_batch(), {"micro_batch_size": 4}
+    reference = {"init_reference_model": True}
+    first = _backend(tiny_model, setup=reference)
+    expected = first.get_logprobs(data, reference=True, **size)
+    first.train_step(data, nll_loss, global_batch_size=12, **size)
+    weights = {"weights_path": tmp_path / "w"}
+    first.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    # As trainers resume: the state without a base is all that counts.
+    state = {"optimizer_path": tmp_path / "o"}
+    again = _backend(tiny_model, setup={**reference, **weights, **state})
+    assert again._reference is None
+
+    other = _backend(tiny_model, setup={**reference, **weights})
+    other.train_step(data, nll_loss, global_batch_size=12, **size)
+    other.save_checkpoint(tmp_path / "w2", tmp_path / "o2")
+    moved = other.get_logprobs(data, **size)
+    assert (moved - expected).abs().max() > 1e-3
+    # This state holds the base, which is not the reference.
+    state = {"optimizer_path": tmp_path / "o2"}
+    resumed = _backend(tiny_model, setup={**reference, **state})
+    assert torch.equal(resumed.get_logprobs(data, **size), moved)
+    first.load_checkpoint(None, tmp_path / "o2")
+    assert torch.equal(first.get_logprobs(data, **size), moved)
+    again.load_checkpoint(tmp_path / "w2")
+    for backend in (other, resumed, first, again):
+        found = backend.get_logprobs(data, reference=True, **size)
+        assert torch.equal(found, expected)
+
+
 def test_folders_are_read_by_transformers_and_by_peft(
     tiny_folder, make_batch, nll_loss, tmp_path
 ):

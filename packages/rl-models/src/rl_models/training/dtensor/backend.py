@@ -52,13 +52,18 @@ from rl_models.training.dtensor.positions import (
     needed_for_values,
 )
 from rl_models.training.dtensor.schedule import run_micro_batches
-from rl_models.training.dtensor.state import load_training_state, save_training_state
+from rl_models.training.dtensor.state import (
+    load_training_state,
+    save_training_state,
+    saved_names,
+)
 from rl_models.training.dtensor.topk import student_inputs, topk_of_shard
 from rl_models.training.dtensor.traits import (
     Traits,
     check_expert_layout,
     check_pipeline_layout,
 )
+from rl_models.training.dtensor.weight_source import WeightSource
 from rl_models.training.global_batch import (
     SkippedSteps,
     global_batches,
@@ -128,20 +133,11 @@ class DTensorTrainingBackend(Traits):
         # numbers there.
         torch.manual_seed(self.config.seed + self._layout.random_rank)
         model, weights = load_model(self.config, self._layout)
-        # A model with its adapters off is the reference for free, unless the policy
-        # starts from other weights than the reference.
-        self._base_is_reference = (
-            init_reference_model
-            and self.config.lora is not None
-            and weights_path is None
-        )
+        # A model with its adapters off is the reference for free.
+        self._base_is_reference = init_reference_model and self.config.lora is not None
         if init_reference_model and not self._base_is_reference:
             # Copied before `RankModel` cuts and shards the model in place.
-            frozen = copy.deepcopy(model)
-            self._reference = RankModel(
-                frozen, weights, self.config, self._layout, trainable=False
-            )
-            frozen.eval()
+            self._add_reference(copy.deepcopy(model), weights)
         self.model = RankModel(
             model,
             weights,
@@ -156,6 +152,20 @@ class DTensorTrainingBackend(Traits):
         # Last, so that the reference keeps the weights that the policy was made of.
         if weights_path is not None or optimizer_path is not None:
             self.load_checkpoint(weights_path, optimizer_path)
+
+    def _add_reference(self, model: Any, weights: WeightSource | None) -> None:
+        """Keep a frozen copy of the model of `policy.model_name`."""
+        self._reference = RankModel(
+            model, weights, self.config, self._layout, trainable=False
+        )
+        model.eval()
+
+    def _keep_reference(self) -> None:
+        """Have a reference of its own, before adapters get another base."""
+        if self._base_is_reference:
+            self._add_reference(*load_model(self.config, self._layout))
+            self._base_is_reference = False
+            self.model.forget_base()
 
     def train_step(
         self,
@@ -403,10 +413,13 @@ class DTensorTrainingBackend(Traits):
     ) -> None:
         """Load weights, or with `optimizer_path` the exact training state."""
         if optimizer_path is not None:
-            load_training_state(
-                Path(optimizer_path), self.model, self._optimizer, self._scheduler
-            )
+            folder = Path(optimizer_path)
+            # Without a base it refers to that of `policy.model_name`, which then stays.
+            if self._base_is_reference and self.model.has_base(saved_names(folder)):
+                self._keep_reference()
+            load_training_state(folder, self.model, self._optimizer, self._scheduler)
         elif weights_path is not None:
+            self._keep_reference()
             load_weights_into(self.model, self.config, weights_path)
 
     def weight_specs(self) -> dict[str, Tensor]:

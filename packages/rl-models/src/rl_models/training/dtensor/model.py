@@ -334,11 +334,19 @@ class RankModel:
         A state without the frozen base refers to that of `policy.model_name`, which
         this rank must still have.
         """
-        trained = set(self.trained if self.pipeline is None else self.pipeline.trained)
-        if self.base_is_given and not saved - trained:
-            return trained
+        if self.base_is_given and not self.has_base(saved):
+            return self._all_trained
         self.base_is_given = False
         return set(self.parameters if self.pipeline is None else self.pipeline.names)
+
+    def has_base(self, saved: Set[str]) -> bool:
+        """Return whether a training state with these parameters has frozen ones."""
+        return not saved <= self._all_trained
+
+    @property
+    def _all_trained(self) -> set[str]:
+        """Names of the trained parameters of all stages."""
+        return set(self.trained if self.pipeline is None else self.pipeline.trained)
 
     def of_all_stages(
         self, scalars: dict[str, dict[str, float]]
@@ -378,6 +386,10 @@ class RankModel:
                 for name in self.adapters.modules
                 if name in self.parameters
             }
+
+    def forget_base(self) -> None:
+        """Keep no copies for `base`, which is not asked for any more."""
+        self._keeps_base, self._base_modules = False, {}
 
     @torch.no_grad()
     def _fill_given(self) -> None:

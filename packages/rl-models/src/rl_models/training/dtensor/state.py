@@ -28,7 +28,12 @@ from rl_models.checkpoint.sharded import (
 from rl_models.training.dtensor.sharding import local_part
 from rl_models.training.process_group import Ranks
 
-__all__ = ["StatefulModel", "load_training_state", "save_training_state"]
+__all__ = [
+    "StatefulModel",
+    "load_training_state",
+    "save_training_state",
+    "saved_names",
+]
 
 _CPU_RANDOM, _GPU_RANDOM = "random/cpu", "random/cuda"
 
@@ -108,6 +113,20 @@ def save_training_state(
         write_state(folder, state, model.ranks.world_size)
 
 
+def saved_names(folder: Path) -> set[str]:
+    """Return the names of the parameters that a training state holds.
+
+    Raises:
+        CheckpointError: The folder is damaged.
+    """
+    return _parameter_names(ShardedReader(folder))
+
+
+def _parameter_names(reader: ShardedReader) -> set[str]:
+    prefix = "parameter/"
+    return {n.removeprefix(prefix) for n in reader.names() if n.startswith(prefix)}
+
+
 def load_training_state(
     folder: Path,
     model: StatefulModel,
@@ -121,8 +140,7 @@ def load_training_state(
     """
     reader = ShardedReader(folder)
     model.free_gathered()
-    prefix = "parameter/"
-    saved = {n.removeprefix(prefix) for n in reader.names() if n.startswith(prefix)}
+    saved = _parameter_names(reader)
     wanted = model.expected_in(saved)
     if saved != wanted:
         odd = sorted(saved ^ wanted)[:3]
