@@ -50,6 +50,11 @@ EFFECTS = {
     "FaultToleranceConfig.stall_limit_s": (
         "packages/rl-algorithms/tests/test_watchdog.py"
     ),
+    "TaskLimits.memory_mib": "packages/rl-envs/tests/test_worlds_code.py",
+    **{
+        f"TaskLimits.{name}": "packages/rl-algorithms/tests/test_rollout_limits.py"
+        for name in ("turns", "tokens", "seconds")
+    },
     "FileAgentConfig.command": "packages/rl-envs/tests/test_agents.py",
     "FileAgentConfig.reward_function": "packages/rl-envs/tests/test_agents.py",
     "GymnasiumConfig.credit": "packages/rl-envs/tests/test_bridges_gymnasium.py",

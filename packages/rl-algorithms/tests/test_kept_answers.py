@@ -12,6 +12,7 @@ from rl_algorithms.rollout.branches import Branch
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.trainers.sampling.kept_answers import KeptAnswers
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_envs.outcomes import ConversationOutcome
 
 # A character of two tokens, and one that is never whole.
 PIECES = {3: "a", 4: "b", 5: "\ufffd", 6: "\ufffd", 7: "<b>"}
@@ -44,6 +45,7 @@ def rollout(tokens: list[list[int]], **columns: Any) -> RolloutResult:
             "branches": [()] * num_rows,
             "texts": [decode(answer) for answer in tokens],
             "metadata": [{}] * num_rows,
+            "ending": [ConversationOutcome.FINISHED] * num_rows,
             **columns,
         }
     )

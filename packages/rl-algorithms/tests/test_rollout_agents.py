@@ -52,12 +52,25 @@ def say_in_turn(*texts):
 class Played:
     """What became of agents."""
 
-    def __init__(self, tokenizer, agent, say, *, prompts=("ab",), copies=1, **options):
+    def __init__(
+        self,
+        tokenizer,
+        agent,
+        say,
+        *,
+        prompts=("ab",),
+        copies=1,
+        columns=None,
+        **options,
+    ):
         engine, self.generation = made.engine_of(tokenizer, agent, say, **options)
         self.tokenizer = tokenizer
         try:
             batch = scripted.make_batch(
-                tokenizer, list(prompts), answer=[str(n) for n in range(len(prompts))]
+                tokenizer,
+                list(prompts),
+                answer=[str(n) for n in range(len(prompts))],
+                **(columns or {}),
             )
             self.result = engine.run(batch, num_generations=copies)
         finally:
@@ -660,6 +673,39 @@ class TestEndings:
         else:
             assert played.outcomes == [Outcome.TRUNCATED, Outcome.OK]
             assert played.rows["rewards"].tolist() == [-1.0, 1.0]
+            endings = {"time": "out_of_time", "calls": "out_of_turns"}
+            ended = endings.get(limit, "out_of_tokens")
+            assert played.rows["ending"] == [ended, "finished"]
+
+    @pytest.mark.parametrize(
+        ("limits", "ending", "num_tokens"),
+        [
+            ({"turns": 2}, "out_of_turns", 4),
+            ({"tokens": 4}, "out_of_tokens", 4),
+            ({"seconds": 0.3}, "out_of_time", 2),
+        ],
+    )
+    def test_limits_of_one_task(self, tokenizer, limits, ending, num_tokens):
+        async def agent(task, client):
+            messages = [user("a")]
+            while True:
+                answer = await ask(client, messages)
+                if task["task_limits"] is None:
+                    return 1.0
+                if "seconds" in limits:
+                    await asyncio.sleep(DEADLINE_S)
+                messages += [said(answer), user("b")]
+
+        played = Played(
+            tokenizer,
+            agent,
+            lambda c, r: "x$",
+            prompts=["a", "b"],
+            columns={"task_limits": [limits, None]},
+            limits={"limit_reward": -1.0, "time_limit_s": DEADLINE_S},
+        )
+        assert played.rows["ending"] == [ending, "finished"]
+        assert played.rows["generation_lengths"].tolist() == [num_tokens, 2]
 
     def test_a_lost_generator_is_no_mistake_of_the_agent(self, tokenizer):
         def say(call, row):

@@ -8,6 +8,7 @@ import torch
 
 from rl_algorithms.rollout.result import TRAJECTORIES
 from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
+from rl_envs.outcomes import ConversationOutcome
 
 
 def trajectories(num_rows: int, width: int, first: int, **columns) -> Trajectories:
@@ -43,6 +44,7 @@ def trajectories(num_rows: int, width: int, first: int, **columns) -> Trajectori
         branches=[()] * num_rows,
         texts=[str(n) for n in number.tolist()],
         metadata=[None] * num_rows,
+        ending=[ConversationOutcome.FINISHED] * num_rows,
         notes=notes,
     )
     return replace(rows, **columns)

@@ -134,6 +134,8 @@ def test_rows_keep_their_order_and_say_how_they_ended(sharing: CodeEnvironment) 
     found = sharing.step(logs, [ADD, ADD, DOUBLE])
     assert found.rewards.tolist() == [1.0, 0.0, 0.5]
     assert [row["status"] for row in found.metadata] == ["ok", "time", "ok"]
+    outcomes = [row["outcome"] for row in found.metadata]
+    assert outcomes == ["solved", "out_of_time", "lost"]
     assert [row["correct"] for row in found.metadata] == [True, False, False]
     assert "1 of 2 tests" in found.observations[2]["content"]
     assert "a run ended by: time" in found.observations[1]["content"]
@@ -141,6 +143,15 @@ def test_rows_keep_their_order_and_say_how_they_ended(sharing: CodeEnvironment) 
     _, metrics = sharing.global_post_process_and_metrics(batch)
     assert metrics["accuracy"] == pytest.approx(1 / 3)
     assert metrics["status/time"] == pytest.approx(1 / 3)
+
+
+def test_a_row_has_its_own_memory(world: CodeEnvironment) -> None:
+    program = "held = bytearray(150 << 20)\ndef add(a, b): return a + b"
+    log = [{"role": "user", "content": "?"}, {"role": "assistant", "content": program}]
+    small = {**ADD, "task_limits": {"memory_mib": 100}}
+    found = world.step([log, log], [small, ADD])
+    assert found.rewards.tolist() == [0.0, 1.0]
+    assert found.metadata[0]["outcome"] == "out_of_memory"
 
 
 def test_what_the_sandbox_failed_to_run_is_not_scored(

@@ -61,6 +61,7 @@ from .rewards.functions import (
     numeric_match as numeric_match,
 )
 from .rewards.lists import RewardList as RewardList
+from .task_limits import TaskLimits as TaskLimits
 from .tasks import Split as Split, Task as Task, TaskSource as TaskSource
 from .testing import check_environment as check_environment
 from .tools.calls import (

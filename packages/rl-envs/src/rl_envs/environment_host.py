@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from rl_distributed.extras import installed_torch
@@ -18,6 +18,7 @@ from rl_envs.interfaces import (
 )
 from rl_envs.registry import EnvironmentSpec, env_registry, task_registry
 from rl_envs.rewards.functional import FunctionalRewardWrapper
+from rl_envs.task_limits import TaskLimits
 
 __all__ = ["Abilities", "DriverNames", "EnvironmentHost"]
 
@@ -39,6 +40,8 @@ class Abilities:
     import torch, and its metrics are computed from the rewards by the caller."""
     agents: AgentLimits | None = None
     """It runs agents, within these limits."""
+    task_limits: TaskLimits = field(default_factory=TaskLimits)
+    """Limits of each task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class EnvironmentHost:
             self._environment.tool_schemas(),
             self._is_function,
             getattr(self._environment, "agent_limits", None),
+            self._environment.task_limits,
         )
 
     def poll_agents(

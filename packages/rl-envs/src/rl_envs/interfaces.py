@@ -23,6 +23,7 @@ import numpy as np
 from rl_distributed.batch.arrays import as_array, from_numpy, to_numpy
 from rl_envs.batches import takes_batches
 from rl_envs.errors import EnvironmentContractError, MessageLogError
+from rl_envs.task_limits import TaskLimits
 
 if TYPE_CHECKING:
     import torch
@@ -107,6 +108,9 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     """Number of concurrent calls, one per thread, that the object supports. A run that
     samples ahead of training (`grpo.asynchronous`) makes up to this many, each for the
     conversations then waiting; any other run makes one call after another."""
+    task_limits: TaskLimits = TaskLimits()
+    """Limits of each task, enforced by rollouts; `env.limits` of a run and the column
+    `task_limits` of a row override them."""
 
     def __init_subclass__(cls, **settings: Any) -> None:
         """Wrap `step` so that it also accepts a single batch."""

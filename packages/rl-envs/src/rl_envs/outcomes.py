@@ -1,8 +1,9 @@
-"""Outcomes of conversations, as reported by the environment.
+"""Outcomes of conversations.
 
-With the turn that ends a conversation, the environment stores a `ConversationOutcome`
-in the row's metadata under `outcome`. Whether the row can be trained on is decided
-separately, by the rollout.
+With the turn that ends a conversation, an environment may store a `ConversationOutcome`
+in the row's metadata under `outcome`. The rollout completes it: it knows which limit
+ended a conversation, and that one failed. Whether the row can be trained on is decided
+separately.
 
 A second, stricter check stores its verdict beside it, under `second_check`.
 """
@@ -36,11 +37,24 @@ class ConversationOutcome(StrEnum):
     SOLVED = "solved"
     """The task was solved, or the game won."""
     LOST = "lost"
-    """The task can no longer be solved, or the opponent won."""
+    """The task was failed or can no longer be solved, or the opponent won."""
+    FINISHED = "finished"
+    """The conversation came to its end; the environment does not say whether the task
+    was solved."""
     OUT_OF_TURNS = "out_of_turns"
-    """The environment's own limit on turns was reached."""
+    """A limit on turns was reached: of the environment, the task or the rollout."""
+    OUT_OF_TOKENS = "out_of_tokens"
+    """A limit on tokens was reached: of an answer, the task or the conversation."""
+    OUT_OF_TIME = "out_of_time"
+    """A limit on time was reached: of the task, or of a program that was judged."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """A program that was judged reached its limit on memory."""
     ILLEGAL = "illegal"
     """Too many responses broke the rules or could not be read."""
+    REFUSED = "refused"
+    """The policy declined the task; only an environment can tell."""
+    ERROR = "error"
+    """The environment or the infrastructure failed."""
 
 
 def outcome_of(metadata: Any) -> ConversationOutcome | None:

@@ -36,6 +36,7 @@ from rl_envs.joined_returns import join_returns
 from rl_envs.metrics import reward_metrics
 from rl_envs.registry import EnvFactory, EnvironmentSpec, EnvSettings
 from rl_envs.rewards.lists import RewardFns
+from rl_envs.task_limits import TaskLimits
 
 __all__ = ["RemoteEnvironment"]
 
@@ -62,6 +63,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         max_restarts: Number of consecutive failed attempts after which a death is
             raised; until then dead workers are replaced and their rows resent. A call
             that succeeds resets the count. 0: the first death is an error.
+        task_limits: Limits of each task, in place of those of the environment's class.
 
     Raises:
         UserError: The name, settings or function are wrong, or the class declares an
@@ -80,6 +82,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         start_deadline_s: float = 120.0,
         env_vars: Mapping[str, str] | None = None,
         max_restarts: int = 3,
+        task_limits: TaskLimits | None = None,
     ) -> None:
         if num_workers < 1:
             raise ConfigError(f"num_workers must be at least 1: got {num_workers}")
@@ -109,6 +112,7 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
             self.shutdown()
             raise
         self._abilities: Abilities = abilities
+        self.task_limits = (task_limits or TaskLimits()).over(abilities.task_limits)
 
     @property
     def calls_at_once(self) -> int:  # type: ignore[override]

@@ -244,6 +244,7 @@ def _start_environment(
             deadline_s=config.env.deadline_s,
             env_vars=config.env.passed(),
             max_restarts=config.env.max_restarts,
+            task_limits=config.env.limits,
         )
     closing.callback(remote.shutdown)
     return remote
@@ -281,7 +282,7 @@ def _evaluate_one(
     own = {
         key: value
         for key, value in to_floats(reduce_metrics(metrics)).items()
-        if key.startswith("env/")
+        if key.startswith(("env/", "outcome/"))
     }
     return DatasetEvaluation.of(
         name, samples, config.num_generations, config.all_ks(), own
@@ -311,6 +312,7 @@ def _samples(
                 "reward": reward,
                 "correct": reward is not None and reward >= config.pass_threshold,
                 "truncated": bool(truncated[row]),
+                "ending": sample.ending.value,
                 "num_tokens": int(lengths[row]),
                 "messages": [
                     {"role": m["role"], "content": m["content"]}

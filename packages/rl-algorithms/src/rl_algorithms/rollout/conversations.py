@@ -5,6 +5,7 @@ Shapes: P prompts, N rows, several per prompt; M of them are active.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,11 +17,18 @@ from rl_algorithms.rollout.decoding import decode_answers
 from rl_algorithms.rollout.judge import Verdict, outcome_of
 from rl_algorithms.rollout.observations import ObservationEncoder, Turn
 from rl_algorithms.rollout.result import Outcome
+from rl_algorithms.rollout.row_limits import RowLimits
 from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.rollout.token_rows import TokenRows
 from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.interfaces import TRUNCATED_KEY, observation_messages
+from rl_envs.outcomes import (
+    OUTCOME_KEY,
+    ConversationOutcome,
+    outcome_of as conversation_outcome_of,
+)
+from rl_envs.task_limits import TaskLimits
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec
 
 __all__ = ["Conversations"]
@@ -33,10 +41,15 @@ class Conversations:
         batch: P prompts as columns of `rl_collate_fn`.
         names: Identities of the rows to play.
         tokenizer: The policy's tokenizer.
+        limits: Limits of tasks whose rows declare none.
     """
 
     def __init__(
-        self, batch: BatchedDataDict[PromptSpec], names: RowNames, tokenizer: Tokenizer
+        self,
+        batch: BatchedDataDict[PromptSpec],
+        names: RowNames,
+        tokenizer: Tokenizer,
+        limits: TaskLimits | None = None,
     ) -> None:
         self.names = names
         self.num_rows = len(names.prompt)
@@ -53,7 +66,7 @@ class Conversations:
             if "loss_multiplier" in batch
             else torch.ones(self.num_rows)
         )
-        self._start_messages(batch)
+        self._start_messages(batch, limits)
         self._active: Tensor | None = None
         """[M] indices of the rows that continue; None for all, which saves copies."""
         self._rewards = torch.zeros(self.num_rows)
@@ -67,11 +80,15 @@ class Conversations:
         self._weight_version = torch.zeros(self.num_rows, dtype=torch.int64)
         self._errors: list[Exception | None] = [None] * self.num_rows
         self._branches: list[tuple[Branch, ...]] = [()] * self.num_rows
+        self._limited_by: dict[int, ConversationOutcome] = {}
+        """Limits that ended rows, other than that on turns of all rows."""
         self.num_turns = torch.zeros(self.num_rows, dtype=torch.int64)
         self.unfinished = torch.ones(self.num_rows, dtype=torch.bool)
         """[N] whether neither the environment nor a lack of room has ended the row."""
 
-    def _start_messages(self, batch: BatchedDataDict[PromptSpec]) -> None:
+    def _start_messages(
+        self, batch: BatchedDataDict[PromptSpec], limits: TaskLimits | None
+    ) -> None:
         """Repeat the prompts' texts and columns for their rows, without the tokens."""
         logs = [
             [{"role": m["role"], "content": m["content"]} for m in log]
@@ -89,6 +106,9 @@ class Conversations:
         # Before its first verdict, an environment gets the columns of the data as
         # metadata.
         self._metadata: list[Any] = list(self._extra_env_info)
+        self._limits = RowLimits.of(infos, order, limits)
+        if self._limits is not None:
+            self._metadata = self._limits.told(self._metadata)
         self._stop_strings: list[list[str] | None] | None = (
             None if stops is None else [stops[p] for p in order]
         )
@@ -110,6 +130,8 @@ class Conversations:
         Args:
             seeds: [N] seeds of this turn.
         """
+        if self._limits is not None:
+            self._limits.begin()
         if self._active is None:
             ids, lengths = self.tokens.input_ids, self.tokens.lengths
         else:
@@ -129,6 +151,10 @@ class Conversations:
     def add_answers(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
         """Add the answers sampled for the active rows."""
         rows = self._active_rows()
+        if self._limits is not None:
+            # Before the text is read, as the reward must be that of the trained tokens.
+            pad = self._tokenizer.pad_token_id or 0
+            output = self._limits.cut(output, rows, self._generation_lengths, pad)
         lengths = output["unpadded_sequence_lengths"].to(torch.int64)
         sampled = output["generation_lengths"].to(torch.int64)
         version = output["weight_version"].to(torch.int64)
@@ -216,6 +242,8 @@ class Conversations:
         Rows left with less than `min_room` tokens for another answer end as truncated.
         """
         rows = self._active_rows()
+        if self._limits is not None:
+            self._end_at_limits(rows[self.unfinished[rows]], self._limits)
         places = self.unfinished[rows].nonzero().flatten().tolist()
         active = rows[places]
         self._active = active
@@ -257,7 +285,17 @@ class Conversations:
 
     def _end_truncated(self, rows: Tensor) -> None:
         self._truncated[rows] = True
+        self._end_limited(rows, ConversationOutcome.OUT_OF_TOKENS)
+
+    def _end_limited(self, rows: Tensor, limit: ConversationOutcome) -> None:
         self.unfinished[rows] = False
+        for row in rows.tolist():
+            self._limited_by[row] = limit
+
+    def _end_at_limits(self, rows: Tensor, limits: RowLimits) -> None:
+        """End rows that have used up what their tasks allow."""
+        for met, limit in limits.met(rows, self.num_turns, self._generation_lengths):
+            self._end_limited(rows[met & self.unfinished[rows]], limit)
 
     def _set_stop_strings(self, row: int, stops: list[str] | None) -> None:
         if stops is None:
@@ -282,9 +320,12 @@ class Conversations:
         if max_length is not None:
             self._truncated |= tokens.cut(max_length)
         turn_limit_reached = self.unfinished & turn_limit
+        for row, limit in self._limited_by.items():
+            turn_limit_reached[row] = limit is ConversationOutcome.OUT_OF_TURNS
         # A copy: the rows may continue, and "truncated" would then be wrong for them.
         outcome = self._outcome.clone()
         limited = self._truncated | turn_limit_reached
+        limited[list(self._limited_by)] = True
         outcome[(outcome == Outcome.OK) & limited] = int(Outcome.TRUNCATED)
         return Trajectories(
             input_ids=tokens.input_ids,
@@ -305,6 +346,7 @@ class Conversations:
             branches=self._branches,
             texts=self._texts,
             metadata=self._metadata,
+            ending=self._endings(turn_limit_reached),
             notes=TrajectoryNotes(
                 is_active=self.unfinished & (not is_last),
                 cut_answers=self._cut_answers,
@@ -318,6 +360,26 @@ class Conversations:
                 extra_env_info=self._extra_env_info,
             ),
         )
+
+    def _endings(self, turn_limit_reached: Tensor) -> list[ConversationOutcome]:
+        """Return [N] what ended the rows; failures are added to the result."""
+        found = [ConversationOutcome.FINISHED] * self.num_rows
+        for row in self._truncated.nonzero().flatten().tolist():
+            found[row] = ConversationOutcome.OUT_OF_TOKENS
+        # The environment's word comes before a cut: an answer may be right, or known
+        # to be wrong, however it ended.
+        said = [
+            row
+            for row, metadata in enumerate(self._metadata)
+            if isinstance(metadata, Mapping) and OUTCOME_KEY in metadata
+        ]
+        for row in said:
+            found[row] = conversation_outcome_of(self._metadata[row]) or found[row]
+        for row in turn_limit_reached.nonzero().flatten().tolist():
+            found[row] = ConversationOutcome.OUT_OF_TURNS
+        for row, limit in self._limited_by.items():
+            found[row] = limit
+        return found
 
 
 def _as_said(log: LLMMessageLogType) -> LLMMessageLogType:

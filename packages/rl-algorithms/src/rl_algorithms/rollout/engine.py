@@ -43,6 +43,7 @@ from rl_algorithms.rollout.trajectories import Trajectories
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, DeadlineExceededError, WorkerError
 from rl_envs.interfaces import EnvironmentInterface
+from rl_envs.task_limits import TaskLimits
 from rl_models.interfaces import GenerationInterface
 from rl_models.types import SamplingParams
 
@@ -79,6 +80,7 @@ class RolloutEngine:
     ) -> None:
         self.note_progress = on_progress
         """Tells that answers or verdicts have arrived."""
+        self._limits: TaskLimits = getattr(environment, "task_limits", TaskLimits())
         self._generation = generation
         self._tokenizer = tokenizer
         self.config = config if config is not None else RolloutConfig()
@@ -225,6 +227,7 @@ class RolloutEngine:
             self._tokenizer,
             self.config,
             self._observations,
+            self._limits,
         )
 
     def finish(
@@ -326,7 +329,7 @@ class RolloutEngine:
             # Agents have no common turns, so all rows arrive at once.
             yield self.agents.play(batch, names, play)
             return
-        rows = Conversations(batch, names, self._tokenizer)
+        rows = Conversations(batch, names, self._tokenizer, self._limits)
         for turn in range(self.config.max_turns):
             last = turn + 1 == self.config.max_turns
             self._play_turn(rows, play, turn, last=last)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rl_algorithms.rollout.judge import Verdict
     from rl_algorithms.rollout.observations import ObservationEncoder
     from rl_algorithms.rollout.trajectories import Trajectories
+    from rl_envs.task_limits import TaskLimits
 
 __all__ = ["OpenConversation"]
 
@@ -43,6 +44,7 @@ class OpenConversation:
         tokenizer: The policy's tokenizer.
         config: Turns and limits.
         observations: Encoder of the environment's messages.
+        limits: Limits of a task whose row declares none.
     """
 
     def __init__(
@@ -52,11 +54,12 @@ class OpenConversation:
         tokenizer: Tokenizer,
         config: RolloutConfig,
         observations: ObservationEncoder,
+        limits: TaskLimits | None = None,
     ) -> None:
         self._seed, self._step, self._prompt, sample, attempt = place
         one = [np.array([number], np.int64) for number in (0, sample, attempt)]
         # Row 0 of `prompt`; its index in the step only enters the seeds.
-        self._rows = Conversations(prompt, RowNames(*one), tokenizer)
+        self._rows = Conversations(prompt, RowNames(*one), tokenizer, limits)
         self._config, self._observations = config, observations
         self._turn = 0
         self.needs_verdict = False

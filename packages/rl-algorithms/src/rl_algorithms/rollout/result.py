@@ -17,6 +17,7 @@ from rl_algorithms.rollout.branches import Branch
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.batch.schema import ColumnSpec, Schema
 from rl_distributed.metrics.values import MetricValue
+from rl_envs.outcomes import ConversationOutcome
 
 __all__ = [
     "TRAJECTORIES",
@@ -28,7 +29,10 @@ __all__ = [
 
 
 class Outcome(IntEnum):
-    """Ending of a trajectory. Only the first two are caused by the policy."""
+    """Use of a trajectory for training. Only the first two are caused by the policy.
+
+    What exactly ended it is a `ConversationOutcome`, in the column `ending`.
+    """
 
     OK = 0
     """The policy stopped by itself, or the environment ended the conversation."""
@@ -93,6 +97,8 @@ class TrajectorySpec(TypedDict):
     """Sampled text of the row."""
     metadata: Annotated[list[Any], ColumnSpec(("rows",), "list")]
     """Metadata that the environment returned last."""
+    ending: Annotated[list[ConversationOutcome], ColumnSpec(("rows",), "list")]
+    """What ended the conversation: the task solved, a limit, an error, ..."""
 
 
 TRAJECTORIES = Schema.of(TrajectorySpec, "played rows")
@@ -106,6 +112,7 @@ class RolloutSample:
     response: str
     reward: float
     outcome: Outcome
+    ending: ConversationOutcome
     answer: str | None
     message_log: LLMMessageLogType
     extra_env_info: dict[str, Any]
@@ -143,6 +150,7 @@ class RolloutResult:
             response=self.rows["texts"][row],
             reward=float(self.rows["rewards"][row]),
             outcome=Outcome(int(self.rows["outcome"][row])),
+            ending=self.rows["ending"][row],
             answer=self.answers[row],
             message_log=log,
             extra_env_info=self.extra_env_info[row],

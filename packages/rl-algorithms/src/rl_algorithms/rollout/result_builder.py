@@ -15,11 +15,12 @@ from rl_algorithms.errors import RolloutError
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.judge import Judge, outcome_of
 from rl_algorithms.rollout.result import Outcome, RolloutResult
-from rl_algorithms.rollout.rollout_metrics import rollout_metrics
+from rl_algorithms.rollout.rollout_metrics import ending_metrics, rollout_metrics
 from rl_algorithms.rollout.trajectories import Trajectories
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics.values import Mean, MetricValue, Sum, as_metric
 from rl_envs.interfaces import total_reward
+from rl_envs.outcomes import ConversationOutcome
 
 __all__ = ["Finisher"]
 
@@ -58,6 +59,7 @@ class Finisher:
         reasons = _reasons(outcome)
         healthy = outcome <= int(Outcome.TRUNCATED)
         _blank_failed(played, healthy)
+        _name_errors(played)
         whole = healthy
         if self._config.incomplete_groups == "drop":
             groups = played.group_index
@@ -66,7 +68,7 @@ class Finisher:
             reasons["incomplete_group"] = int((healthy & ~whole).sum())
         played.sample_mask = played.sample_mask * whole
         self._report(reasons, len(outcome), num_retried)
-        metrics = self._metrics(played)
+        metrics = self._metrics(played) | ending_metrics(played.ending)
         metrics["num_retried"] = Sum(float(num_retried))
         for reason, count in reasons.items():
             metrics[f"num_dropped/{reason}"] = Sum(float(count))
@@ -190,6 +192,17 @@ def _reasons(outcome: Tensor) -> dict[str, int]:
         for ending in Outcome
         if not ending.is_trainable
     }
+
+
+def _name_errors(played: Trajectories) -> None:
+    """Set the ending of rows that failed; stale ones keep theirs."""
+    # Here and not where rows are played: scoring the groups may fail rows as well.
+    errors = (Outcome.ENVIRONMENT_ERROR, Outcome.INFRASTRUCTURE_ERROR)
+    failed = torch.isin(played.outcome, torch.tensor([int(error) for error in errors]))
+    # A copy, as the rows may be part of another result.
+    played.ending = list(played.ending)
+    for row in failed.nonzero().flatten().tolist():
+        played.ending[row] = ConversationOutcome.ERROR
 
 
 def _blank_failed(played: Trajectories, healthy: Tensor) -> None:

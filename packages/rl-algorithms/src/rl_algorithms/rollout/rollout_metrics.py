@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from rl_algorithms.rollout.result import Outcome
 from rl_distributed.metrics.values import Max, Mean, MetricValue, Min
+from rl_envs.outcomes import ConversationOutcome
 
-__all__ = ["rollout_metrics"]
+__all__ = ["ending_metrics", "rollout_metrics"]
 
 
 def rollout_metrics(
@@ -76,3 +79,16 @@ def rollout_metrics(
     metrics["weight_version_min"] = Min(float(weight_version.min()))
     metrics["weight_version_max"] = Max(float(weight_version.max()))
     return metrics
+
+
+def ending_metrics(ending: Sequence[ConversationOutcome]) -> dict[str, MetricValue]:
+    """Return the share of rows with each ending, as `outcome/<name>`.
+
+    Args:
+        ending: [N] what ended the conversations.
+    """
+    # Each of them even without any, so that curves have no gaps.
+    return {
+        f"outcome/{each.value}": Mean(float(ending.count(each)), float(len(ending)))
+        for each in ConversationOutcome
+    }

@@ -17,6 +17,7 @@ from rl_algorithms.rollout.branches import Branch
 from rl_algorithms.rollout.result import TrajectorySpec
 from rl_algorithms.rollout.versions import without_stale
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_envs.outcomes import ConversationOutcome
 
 __all__ = ["Trajectories", "TrajectoryNotes"]
 
@@ -68,6 +69,7 @@ class Trajectories:
     branches: list[tuple[Branch, ...]]
     texts: list[str]
     metadata: list[Any]
+    ending: list[ConversationOutcome]
     notes: TrajectoryNotes
 
     @property

@@ -10,7 +10,15 @@ from typing import Any
 __all__ = ["checked_record"]
 
 _LONGEST_TEXT = 200_000
-_TEXTS = ("prompt", "response", "dataset", "outcome", "answer", "second_check")
+_TEXTS = (
+    "prompt",
+    "response",
+    "dataset",
+    "outcome",
+    "ending",
+    "answer",
+    "second_check",
+)
 _NUMBERS = ("reward", "group", "length", "advantage")
 _BY_TOKEN = ("logprobs", "advantages")
 
@@ -23,9 +31,9 @@ def checked_record(record: Any) -> dict[str, Any] | None:
 
     Returns:
         `step` and, if present, the texts `prompt`, `response`, `expected`, `dataset`,
-        `outcome`, `answer` and `second_check`, the numbers `reward`, `group`, `length`
-        and `advantage`, `rewards` by name, `messages` as [role, text] and `tokens` with
-        `logprobs`, `advantages` and `versions`. None if there is no step.
+        `outcome`, `ending`, `answer` and `second_check`, the numbers `reward`, `group`,
+        `length` and `advantage`, `rewards` by name, `messages` as [role, text] and
+        `tokens` with `logprobs`, `advantages` and `versions`. None if there is no step.
     """
     if not isinstance(record, Mapping):
         return None

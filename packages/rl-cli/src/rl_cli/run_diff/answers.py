@@ -17,7 +17,7 @@ __all__ = ["compare_answers"]
 
 # In the order in which they come about: a prompt is chosen, sampled from, and scored.
 _ORDER = ("group", "prompt", "expected", "versions", "tokens", "response", "logprobs",
-          "messages", "outcome", "length", "reward", "rewards")  # fmt: skip
+          "messages", "outcome", "ending", "length", "reward", "rewards")  # fmt: skip
 _LISTS = ("tokens", "logprobs", "advantages", "versions")
 Steps = Iterator[tuple[int, list[dict[str, Any]]]]
 

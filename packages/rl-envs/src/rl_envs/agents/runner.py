@@ -129,6 +129,8 @@ class AgentRunner:
     async def _result(self, job: AgentJob) -> AgentResult:
         task = AgentTask(job.messages, job.columns, self._config.model_name)
         limit_s = self._config.time_limit_s
+        if job.time_limit_s is not None:
+            limit_s = min(limit_s, job.time_limit_s)
         limit = asyncio.timeout(limit_s)
         try:
             async with limit:

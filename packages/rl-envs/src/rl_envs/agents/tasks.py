@@ -93,6 +93,8 @@ class AgentJob:
     # A job may be shown in a log or an error, where a key must not appear.
     api_key: str = field(repr=False)
     """Key of this task."""
+    time_limit_s: float | None = None
+    """Seconds that this task may take; None: those of the environment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from rl_distributed.errors import ConfigError
 from rl_envs.sandbox.interface import Sandbox
 from rl_envs.sandbox.registry import open_sandbox
 from rl_envs.sandbox.runs import SandboxLevel, SandboxLimits
+from rl_envs.task_limits import TaskLimits
 
 __all__ = ["SandboxConfig"]
 
@@ -57,6 +58,12 @@ class SandboxConfig(Config):
             level=SandboxLevel[self.level.upper()],
         )
 
-    def run_limits(self) -> SandboxLimits:
-        """Return what a run may use."""
-        return SandboxLimits(time_s=self.timeout_s, memory_bytes=self.memory_mib << 20)
+    def run_limits(self, task: TaskLimits | None = None) -> SandboxLimits:
+        """Return what a run may use.
+
+        Args:
+            task: Limits of the task that it is for; its memory replaces that above.
+        """
+        given = task.memory_mib if task is not None else None
+        memory_mib = self.memory_mib if given is None else given
+        return SandboxLimits(time_s=self.timeout_s, memory_bytes=memory_mib << 20)

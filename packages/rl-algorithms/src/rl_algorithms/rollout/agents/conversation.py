@@ -18,6 +18,8 @@ from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.agents.tasks import AgentResult, AgentReward
 from rl_envs.errors import AgentError
+from rl_envs.outcomes import ConversationOutcome
+from rl_envs.task_limits import TaskLimits, limits_of
 
 __all__ = ["AgentConversation"]
 
@@ -29,6 +31,7 @@ class _Verdict:
     outcome: Outcome
     reward: AgentReward
     error: Exception | None = None
+    ending: ConversationOutcome = ConversationOutcome.ERROR
 
 
 class AgentConversation:
@@ -43,6 +46,7 @@ class AgentConversation:
         place: Run's seed, step, and index of the batch's first prompt in the step, from
             which the seeds of answers are derived.
         limit_reward: Reward of a task that met a limit; None: it is an error.
+        limits: Limits of a task whose row declares none.
     """
 
     needs_verdict = False
@@ -56,6 +60,7 @@ class AgentConversation:
         names: RowNames,
         place: tuple[int, int, int],
         limit_reward: float | None,
+        limits: TaskLimits | None = None,
     ) -> None:
         self._names, self._limit_reward = names, limit_reward
         self._place = place
@@ -71,6 +76,8 @@ class AgentConversation:
         infos = batch.get("extra_env_info")
         self.metadata: dict[str, Any] = dict(infos[prompt]) if infos else {}
         """Columns of the row in the dataset."""
+        self.limits = limits_of(self.metadata, limits)
+        """Limits of the task."""
         weights = batch.get("loss_multiplier")
         self._weight = 1.0 if weights is None else float(weights[prompt])
         self.session: AgentSession | None = None
@@ -114,8 +121,11 @@ class AgentConversation:
             if self._answers:
                 # The last answer decides, as in other rollouts.
                 is_cut = self._answers[-1].is_cut
-                outcome = Outcome.TRUNCATED if is_cut else Outcome.OK
-                return _Verdict(outcome, ending.reward)
+                if is_cut:
+                    tokens = ConversationOutcome.OUT_OF_TOKENS
+                    return _Verdict(Outcome.TRUNCATED, ending.reward, ending=tokens)
+                done = ConversationOutcome.FINISHED
+                return _Verdict(Outcome.OK, ending.reward, ending=done)
             error = AgentError(
                 "the agent ended without an answer of the policy: it made no request, "
                 "or went on before it was answered"
@@ -127,7 +137,11 @@ class AgentConversation:
             return _Verdict(outcome_of(session.failure), none, session.failure)
         limit = ending.error if ending.ending == "limit" else session.met_limit
         if limit and self._limit_reward is not None and self._answers:
-            return _Verdict(Outcome.TRUNCATED, AgentReward(self._limit_reward))
+            by = ConversationOutcome.OUT_OF_TIME
+            if ending.ending != "limit" and session.limited_by is not None:
+                by = session.limited_by
+            reward = AgentReward(self._limit_reward)
+            return _Verdict(Outcome.TRUNCATED, reward, ending=by)
         said = (
             ending.error
             if ending.ending != "error" or not limit
@@ -228,5 +242,6 @@ def _trajectories(
         branches=[branches],
         texts=["".join(decoded)],
         metadata=[of.metadata],
+        ending=[verdict.ending],
         notes=of.notes(end, verdict.error),
     )

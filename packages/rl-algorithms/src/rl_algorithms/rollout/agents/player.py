@@ -79,6 +79,7 @@ class AgentPlayer:
         assert limits is not None  # whoever makes it has looked
         self._generation, self._host = generation, cast("AgentHost", environment)
         self._tokenizer, self._judge = tokenizer, judge
+        self._task_limits = getattr(environment, "task_limits", None)
         self.limits = limits
         """Limits of the agents."""
         settings = getattr(generation, "config", None)
@@ -165,7 +166,9 @@ class AgentPlayer:
             names: One row.
             place: Run's seed, step, and index of the first prompt in the step.
         """
-        return AgentConversation(batch, names, place, self.limits.limit_reward)
+        return AgentConversation(
+            batch, names, place, self.limits.limit_reward, self._task_limits
+        )
 
     def begin(
         self,
@@ -186,7 +189,9 @@ class AgentPlayer:
         """
         gateway, crew = self._start()
         settings = settings or Settings(base=self._base)
-        session = AgentSession(self._model, settings, row.seed_of, ask, on_version)
+        session = AgentSession(
+            self._model, settings, row.seed_of, ask, on_version, row.limits
+        )
         row.session = session
         number = next(self._numbers)
         # With the row itself, which must stay alive while its id is a key.
@@ -200,7 +205,15 @@ class AgentPlayer:
             gateway.end(session, on_end)
 
         crew.begin(
-            AgentJob(number, row.log, row.metadata, gateway.base_url, session.key), end
+            AgentJob(
+                number,
+                row.log,
+                row.metadata,
+                gateway.base_url,
+                session.key,
+                row.limits.seconds,
+            ),
+            end,
         )
 
     def cancel(self, row: AgentConversation) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import secrets
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from rl_algorithms.rollout.agents.recording import Answer, Recording
 from rl_algorithms.rollout.observations import Turn
 from rl_envs.agents.functions import CONVERSATION_HEADER
 from rl_envs.agents.tasks import MAIN
+from rl_envs.outcomes import ConversationOutcome
+from rl_envs.task_limits import TaskLimits
 from rl_models.serving.errors import ApiError
 from rl_models.serving.openai_answer import OpenAIAnswer
 from rl_models.serving.openai_request import CHAT, OpenAIRequest
@@ -68,6 +71,7 @@ class AgentSession:
         seed_of: Function of an answer's number in the task that returns its seed.
         ask: Function that passes rows to the generator.
         on_version: Called with the weight version of an answer.
+        limits: Limits of the task.
     """
 
     def __init__(
@@ -77,11 +81,15 @@ class AgentSession:
         seed_of: Callable[[int], int],
         ask: Callable[[Sequence[ModelCall]], None],
         on_version: Callable[[int], None],
+        limits: TaskLimits | None = None,
     ) -> None:
+        self._limits = limits or TaskLimits()
         self.key = secrets.token_urlsafe(24)
         self.recording = Recording()
         self.met_limit = ""
-        """The limit that a request exceeded, or None."""
+        """The limit that a request exceeded, or ""."""
+        self.limited_by: ConversationOutcome | None = None
+        """Kind of that limit."""
         self.failure: Exception | None = None
         """Reason why the newest answer could not be sampled, or None."""
         self.is_closed = False
@@ -163,13 +171,33 @@ class AgentSession:
             self._asked = [other for other in self._asked if other is not asked]
 
     def _count(self) -> None:
-        limit = self._model.limits.max_calls
+        limit, own = self._model.limits.max_calls, self._limits.turns
+        name = "env.settings.max_calls"
+        if own is not None and own < limit:
+            limit, name = own, "the turns of its task_limits"
         if self._num_requests >= limit:
-            self.met_limit = f"the task made {limit} requests (env.settings.max_calls)"
+            self.met_limit = f"the task made {limit} requests ({name})"
+            self.limited_by = ConversationOutcome.OUT_OF_TURNS
             raise ApiError(
                 400, f"No further answer: {self.met_limit}.", "too_many_calls"
             )
+        if self._tokens_left() <= 0:
+            self.met_limit = (
+                f"the task sampled {self._limits.tokens} tokens (the tokens of its "
+                "task_limits)"
+            )
+            self.limited_by = ConversationOutcome.OUT_OF_TOKENS
+            raise ApiError(
+                400, f"No further answer: {self.met_limit}.", "too_many_tokens"
+            )
         self._num_requests += 1
+
+    def _tokens_left(self) -> int:
+        """Return how many tokens the task may still sample."""
+        if self._limits.tokens is None:
+            return sys.maxsize
+        used = sum(len(answer.tokens) for answer in self.recording.answers)
+        return self._limits.tokens - used
 
     def _prompt(
         self, fields: dict[str, Any], use: ToolUse, conversation: str
@@ -204,6 +232,7 @@ class AgentSession:
     def _check_length(self, length: int) -> None:
         limit = self._model.row_limit
         if limit is not None and length >= limit:
+            self.limited_by = ConversationOutcome.OUT_OF_TOKENS
             self.met_limit = (
                 f"a prompt of {length} tokens left no room in rows of {limit} "
                 "(policy.max_total_sequence_length)"
@@ -223,6 +252,8 @@ class AgentSession:
         ]
         if self._model.row_limit is not None:
             limits.append(self._model.row_limit - len(prompt.tokens))
+        # A share for each answer of the request, as they are sampled together.
+        limits.append(max(1, self._tokens_left() // request.n))
         sampling = self._settings.limited(min(n for n in limits if n is not None))
         calls = []
         for _ in range(request.n):

@@ -145,6 +145,7 @@ class OneCallAtATime(EnvironmentInterface[Any]):
 
     def __init__(self, environment: EnvironmentInterface[Any]) -> None:
         self._environment = environment
+        self.task_limits = environment.task_limits
         self._lock = threading.Lock()
 
     def step(

@@ -25,6 +25,7 @@ _COLUMNS = (
     "rewards",
     "advantage",
     "outcome",
+    "ending",
     "length",
     "versions",
 )

@@ -75,6 +75,7 @@ def _shown(sample: RolloutSample) -> dict[str, Any]:
         "prompt": sample.prompt,
         "response": sample.response,
         "reward": sample.reward,
+        "ending": sample.ending.value,
     }
     # Prompt rows have the right answer under this name, whatever its column.
     expected = sample.extra_env_info.get("answer")

@@ -38,8 +38,9 @@ class KeptAnswers:
     """Keeps some answers of the current step.
 
     A record has `reward`, `group` (index of the prompt in the step), `prompt`,
-    `response`, `outcome`, `length` (sampled tokens), `versions` (runs of `[version of
-    the weights, number of sampled tokens]`) and, if known,
+    `response`, `outcome`, `ending` (a `ConversationOutcome`), `length` (sampled
+    tokens), `versions` (runs of `[version of the weights, number of sampled tokens]`)
+    and, if known,
 
     - `rewards`: the parts of the reward by name,
     - `second_check`: `accepted` or `rejected`,
@@ -117,6 +118,7 @@ class KeptAnswers:
             "prompt": sample.prompt,
             "response": sample.response,
             "outcome": sample.outcome.name.lower(),
+            "ending": sample.ending.value,
             "length": int(rows["generation_lengths"][row]),
         }
         if parts := _reward_parts(rows, row):

@@ -7,6 +7,7 @@ from typing import Any
 
 from rl_algorithms.errors import DataError
 from rl_envs.interfaces import EnvironmentInterface
+from rl_envs.task_limits import wrong_limits
 
 __all__ = ["check_rows"]
 
@@ -32,7 +33,12 @@ def check_rows(
     for row in rows:
         indices.append(row["idx"])
         metadata.append(row["extra_env_info"])
-    found = environment.unusable_rows(metadata)
+    limits = {
+        place: wrong
+        for place, columns in enumerate(metadata)
+        if (wrong := wrong_limits(columns)) is not None
+    }
+    found = environment.unusable_rows(metadata) | limits
     if not found:
         return
     named = "; ".join(

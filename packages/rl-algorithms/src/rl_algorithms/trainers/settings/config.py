@@ -16,6 +16,7 @@ from rl_distributed.config import Config, changeable
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics import LoggerConfig
 from rl_distributed.runs.control_config import ControlConfig
+from rl_envs.task_limits import TaskLimits
 from rl_models.config import PolicyConfig
 
 __all__ = ["EarlyStopConfig", "EnvConfig", "FaultToleranceConfig", "TrainerConfig"]
@@ -52,6 +53,8 @@ class EnvConfig(Config):
     max_restarts: int = Field(3, ge=0)
     """Maximum number of times in a row that dead processes are replaced and their rows
     sent again; with 0, the first death is an infrastructure error."""
+    limits: TaskLimits = Field(default_factory=TaskLimits)
+    """Limits of each task; those of a row's column `task_limits` come first."""
 
     def passed(self) -> dict[str, str]:
         """Return the variables of `pass_env` with their values.

@@ -167,6 +167,7 @@ class Starter:
                 deadline_s=settings.deadline_s,
                 env_vars=settings.passed(),
                 max_restarts=settings.max_restarts,
+                task_limits=settings.limits,
             )
         self.close_later("environment", remote.shutdown)
         return remote

@@ -214,6 +214,7 @@ class SampleBrowser {
       sample.group === undefined ? null : `group ${sample.group}`,
       versionText(sample),
       sample.outcome && sample.outcome !== "ok" ? sample.outcome.replaceAll("_", " ") : null,
+      sample.ending && sample.ending !== "finished" ? sample.ending.replaceAll("_", " ") : null,
       sample.second_check ? `second check: ${sample.second_check}` : null,
       sample.dataset || null,
     ].filter((fact) => fact !== null);

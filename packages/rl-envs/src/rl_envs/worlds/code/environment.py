@@ -18,9 +18,11 @@ from rl_envs.interfaces import (
     num_rows,
 )
 from rl_envs.metrics import calculate_pass_rate_per_prompt, reward_metrics
+from rl_envs.outcomes import OUTCOME_KEY, ConversationOutcome
 from rl_envs.registry import register_env
-from rl_envs.sandbox import Program, Sandbox, SandboxResult
+from rl_envs.sandbox import Program, Sandbox, SandboxLimits, SandboxResult
 from rl_envs.sandbox.config import SandboxConfig
+from rl_envs.task_limits import limits_of
 from rl_envs.worlds.code.checks import Checks, checks_of
 from rl_envs.worlds.code.programs import (
     extract_program,
@@ -82,7 +84,6 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
                 dict(config or {}), source="environment 'code'"
             )
         self.config = config
-        self._limits = config.run_limits()
         self._pool: Sandbox | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -107,7 +108,8 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
                 zip(message_log_batch, checks, strict=True)
             )
         ]
-        verdicts = self._judge(programs, checks)
+        limits = [self.config.run_limits(limits_of(columns)) for columns in metadata]
+        verdicts = self._judge(programs, checks, limits)
         return EnvironmentReturn(
             observations=[
                 {"role": "environment", "content": _told(verdict)}
@@ -118,6 +120,7 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
                     **columns,
                     "correct": verdict.passed == verdict.size,
                     "status": verdict.status,
+                    OUTCOME_KEY: _outcome(verdict).value,
                 }
                 for columns, verdict in zip(metadata, verdicts, strict=True)
             ],
@@ -167,20 +170,25 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
             pool.close()
 
     def _judge(
-        self, programs: Sequence[str], checks: Sequence[Checks]
+        self,
+        programs: Sequence[str],
+        checks: Sequence[Checks],
+        limits: Sequence[SandboxLimits],
     ) -> list[_Verdict]:
         """Run all programs of a batch, one per worker at a time."""
         jobs: list[Program] = []
+        each: list[SandboxLimits] = []
         marks: list[str] = []
-        for program, own in zip(programs, checks, strict=True):
+        for program, own, limit in zip(programs, checks, limits, strict=True):
             mark = ""
             if own.assertions:
                 code, stdin, mark = program_with_calls(program, own)
                 jobs.append(Program(code, stdin))
             # All rows in one list, so that the sandbox's slots are shared among them.
             jobs.extend(Program(program, run.stdin, own.language) for run in own.runs)
+            each.extend([limit] * (len(jobs) - len(each)))
             marks.append(mark)
-        results = iter(self._run(jobs))
+        results = iter(self._run(jobs, each))
         verdicts = []
         for own, mark in zip(checks, marks, strict=True):
             taken, passed = [], 0
@@ -195,13 +203,15 @@ class CodeEnvironment(EnvironmentInterface[Columns]):
             verdicts.append(_Verdict(passed, own.size, _worst(taken)))
         return verdicts
 
-    def _run(self, jobs: Sequence[Program]) -> list[SandboxResult]:
+    def _run(
+        self, jobs: Sequence[Program], limits: Sequence[SandboxLimits]
+    ) -> list[SandboxResult]:
         if not jobs:
             return []
         if self._pool is None:
             # On first use: a copy of the environment in the driver needs no processes.
             self._pool = self.config.open_sandbox()
-        return self._pool.run_all(jobs, self._limits)
+        return self._pool.run_all(jobs, limits)
 
     def _reward(self, verdict: _Verdict) -> float:
         if verdict.status == "sandbox":
@@ -219,6 +229,17 @@ def _worst(results: Sequence[SandboxResult]) -> str:
     order = ("sandbox", "build", "time", "memory", "output", "signal", "error")
     found = {result.status for result in results}
     return next((status for status in order if status in found), "ok")
+
+
+def _outcome(verdict: _Verdict) -> ConversationOutcome:
+    if verdict.passed == verdict.size:
+        return ConversationOutcome.SOLVED
+    named = {
+        "time": ConversationOutcome.OUT_OF_TIME,
+        "memory": ConversationOutcome.OUT_OF_MEMORY,
+        "sandbox": ConversationOutcome.ERROR,
+    }
+    return named.get(verdict.status, ConversationOutcome.LOST)
 
 
 def _told(verdict: _Verdict) -> str:

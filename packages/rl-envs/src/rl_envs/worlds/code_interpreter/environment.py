@@ -15,6 +15,7 @@ from rl_envs.interfaces import EnvironmentReturn, MessageLog, last_response
 from rl_envs.registry import register_env
 from rl_envs.sandbox import Sandbox
 from rl_envs.sandbox.config import SandboxConfig
+from rl_envs.task_limits import limits_of
 from rl_envs.tools.calls import JsonToolCallParser, ToolCall, ToolCallParser
 from rl_envs.tools.environment import ToolEnvironment, ToolLimits
 from rl_envs.tools.functions import Tool
@@ -107,7 +108,6 @@ class CodeInterpreterEnvironment(ToolEnvironment):
                 dict(config or {}), source="environment 'code_interpreter'"
             )
         self.config = config
-        self._limits = config.run_limits()
         self._pool: Sandbox | None = None
         parser: ToolCallParser = (
             FencedCallParser()
@@ -171,7 +171,8 @@ class CodeInterpreterEnvironment(ToolEnvironment):
         # Random, so that a cell cannot print the mark and exit to look complete.
         mark = secrets.token_hex(8)
         program = program_of_session([*row[_CELLS], code], mark)
-        result = self._pool.run(program, limits=self._limits)
+        limits = self.config.run_limits(limits_of(row))
+        result = self._pool.run(program, limits=limits)
         if result.status == "sandbox":
             raise ToolUnavailableError("the sandbox could not run the cell")
         shown = result.stdout.removesuffix(mark) + result.stderr
