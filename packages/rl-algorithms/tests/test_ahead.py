@@ -30,7 +30,7 @@ from rl_algorithms.trainers.ahead.scoring import (
 from rl_algorithms.trainers.ahead.shape import RunShape
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
 from rl_distributed.errors import ConfigError, WorkerDiedError
-from rl_envs import AgentEnvironment
+from rl_envs import AgentEnvironment, EnvironmentInterface
 
 spec = importlib.util.spec_from_file_location(
     "scripted_rollouts", Path(__file__).with_name("scripted_rollouts.py")
@@ -97,7 +97,7 @@ class Run:
         )
         self.generation.weight_version = first_step
         self.environment = judge
-        if not isinstance(judge, AgentEnvironment):
+        if not isinstance(judge, EnvironmentInterface):
             self.environment = scripted.Judge(judge)
             self.environment.calls_at_once = calls_at_once
         rollout = RolloutConfig(**(rollout or {}))
@@ -154,6 +154,23 @@ def good(log, info):
     return 1.0, True, ""
 
 
+class Keeping(scripted.Judge):
+    """Notes which conversations begin and end."""
+
+    def __init__(self):
+        super().__init__(lambda log, info: (1.0, info["number"] % 2 == 0, "cde"))
+        self.begun, self.closed, self.seeds = [], [], []
+
+    def reset(self, metadata, seeds):
+        self.seeds += seeds
+        first = len(self.begun)
+        self.begun += range(first, first + len(seeds))
+        return [{**row, "number": first + i} for i, row in enumerate(metadata)]
+
+    def close(self, metadata):
+        self.closed += [row["number"] for row in metadata]
+
+
 class TestStep:
     def test_rows_are_those_of_a_rollout(self, tokenizer, tmp_path):
         def judge(log, info):
@@ -184,6 +201,22 @@ class TestStep:
                 column = column[:, : found.shape[1]]
             same = torch.equal if isinstance(column, torch.Tensor) else list.__eq__
             assert same(found, column), name
+
+    def test_each_conversation_is_closed(self, tokenizer, tmp_path):
+        environment = Keeping()
+        with Run(
+            tokenizer,
+            tmp_path,
+            environment,
+            rollout={"max_turns": 3},
+            max_staleness=1,
+        ) as run:
+            [run.step() for _ in range(4)]
+            run.sampler.next_step()
+        # Half of them end by themselves, the others at the limit of turns.
+        assert len(environment.begun) == 16
+        assert sorted(environment.begun) == sorted(environment.closed)
+        assert len(set(environment.seeds)) == 8
 
     def test_each_prompt_comes_once_and_none_too_old(self, tokenizer, tmp_path):
         with Run(tokenizer, tmp_path, good, max_staleness=2) as run:
@@ -489,7 +522,7 @@ class Clocked:
     def __init__(self, clock):
         self.clock, self.sizes, self.verdict_s = clock, [], 0.0
 
-    def step(self, logs, metadata):
+    def step(self, logs, metadata, seeds):
         self.sizes.append(len(logs))
         self.clock.now_s += self.verdict_s * len(logs)
         return self
@@ -506,7 +539,9 @@ def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
     desk = EnvironmentDesk(judge, 4, lambda *told: None, failures.append)
     desk.close(DEADLINE_S)
     conversation = SimpleNamespace(log=[], metadata=None)
-    job = SimpleNamespace(conversation=conversation, is_cancelled=False)
+    job = SimpleNamespace(
+        conversation=conversation, is_cancelled=False, begin=lambda: None
+    )
     answer = SimpleNamespace(job=job, is_cancelled=False)
 
     def size_of_call(count, verdict_s):

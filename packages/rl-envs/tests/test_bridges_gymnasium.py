@@ -131,6 +131,22 @@ def test_episodes_are_those_of_the_package_kept_or_not(most: int) -> None:
     world.shutdown()
 
 
+def test_what_a_limit_ended_is_released() -> None:
+    [row] = GymnasiumTasks("FrozenLake-v1", seed=4).train(1)
+    world = GymnasiumEnvironment()
+    log = [{"role": "assistant", "content": "0"}]
+    first = world.step([log], [row])
+    assert len(world._episodes._kept) == 1
+    for _ in range(2):
+        world.close(first.metadata)
+        assert not world._episodes._kept
+    # Nothing is lost by it: the episode is made again.
+    second = world.step([log], first.metadata)
+    assert second.observations == world.step([log], first.metadata).observations
+    world.close([row])
+    world.shutdown()
+
+
 def test_text_actions_and_text_observations() -> None:
     row = GymnasiumTasks("EchoOfTests-v0", seed=2).train(1)[0]
     assert "An action is text of at most 8 characters." in row["prompt"]

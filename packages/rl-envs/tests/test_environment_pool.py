@@ -25,6 +25,7 @@ from rl_envs.environment_pool import EnvironmentPool, LaneConfig
 from rl_envs.environment_pool.slots import Slots
 from rl_envs.errors import MessageLogError
 from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn, total_reward
+from rl_envs.remote import RemoteEnvironment
 
 NUM_CONVERSATIONS = 2000
 NUM_TURNS = 3
@@ -266,3 +267,61 @@ def test_slots_go_to_those_who_waited_longest() -> None:
     assert isinstance(slots.take().exception(0), WorkerDiedError)
     slots.give()
     assert slots.taken == 1
+
+
+def keeping_environment() -> type[EnvironmentInterface[Any]]:
+    """A class that keeps something in its process for each conversation."""
+
+    class Keeping(EnvironmentInterface[Any]):
+        """Says what it keeps, and with which seed a conversation began."""
+
+        kept: set[str] = set()  # noqa: RUF012 - one per process, on purpose
+
+        def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> list[Any]:
+            self.kept.update(row["name"] for row in metadata)
+            return [
+                {**row, "seed": seed} for row, seed in zip(metadata, seeds, strict=True)
+            ]
+
+        def step(
+            self, message_log_batch: Sequence[Any], metadata: Sequence[Any]
+        ) -> EnvironmentReturn[Any]:
+            rows = [{**row, "kept": sorted(self.kept)} for row in metadata]
+            return EnvironmentReturn(
+                observations=[[]] * len(rows),
+                metadata=rows,
+                next_stop_strings=[None] * len(rows),
+                rewards=[1.0] * len(rows),
+                terminateds=[True] * len(rows),
+                answers=None,
+            )
+
+        def close(self, metadata: Sequence[Any]) -> None:
+            self.kept.difference_update(row["name"] for row in metadata)
+
+    return Keeping
+
+
+def test_conversations_begin_and_end_in_the_processes() -> None:
+    log = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    with EnvironmentPool({"keeping": keeping_environment()}) as pool:
+        [first] = (
+            pool.submit("keeping", log, {"name": "a"}, seed=7).result(WAIT_S).metadata
+        )
+        assert first == {"name": "a", "seed": 7, "kept": ["a"]}
+        [second] = pool.submit("keeping", log, first).result(WAIT_S).metadata
+        assert second["seed"] == 7
+        pool.end("keeping", [second])
+        # The next call follows the end, as a process takes one after another.
+        [other] = (
+            pool.submit("keeping", log, {"name": "b"}, seed=1).result(WAIT_S).metadata
+        )
+        assert other["kept"] == ["b"]
+    remote = RemoteEnvironment(keeping_environment(), num_workers=2)
+    with remote:
+        begun = remote.reset([{"name": "a"}, {"name": "b"}, {"name": "c"}], [4, 5, 6])
+        assert [row["seed"] for row in begun] == [4, 5, 6]
+        remote.close(begun)
+        # In both processes, whichever began them.
+        found = remote.step([log] * 2, begun[:2]).metadata
+        assert [row["kept"] for row in found] == [[], []]

@@ -223,3 +223,43 @@ def test_groups_and_tools_are_checked() -> None:
     assert "rewards must have shape [1]: got [2]" in str(caught.value)
     assert "tool_schemas must return a list of mappings" in str(caught.value)
     assert "unusable_rows must return an empty dict" in str(caught.value)
+
+
+class Begins(Scripted):
+    """Begins and ends conversations as asked, or wrongly."""
+
+    wrong = ""
+
+    def reset(self, metadata: Any, seeds: Any) -> Any:
+        if self.wrong == "argument":
+            mutate_metadata(self, None, metadata, None)
+        begun = [
+            {**row, "seed": seed} for row, seed in zip(metadata, seeds, strict=True)
+        ]
+        if self.wrong == "random":
+            begun = [{**row, "seed": object()} for row in begun]
+        return begun[1:] if self.wrong == "short" else begun
+
+    def close(self, metadata: Any) -> None:
+        assert all("seed" in row for row in metadata), "it has not begun"
+        if self.wrong == "once":
+            self.wrong = "closed"
+        elif self.wrong == "closed":
+            raise RuntimeError("closed before")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("argument", "reset changed its argument metadata"),
+        ("short", "reset must return a list with the metadata of each"),
+        ("random", "reset must return the same for equal rows and seeds"),
+        ("once", "close raised RuntimeError: closed before"),
+    ],
+)
+def test_reset_and_close_belong_to_the_contract(wrong: str, said: str) -> None:
+    check_environment(Begins())
+    environment = Begins()
+    environment.wrong = wrong
+    with pytest.raises(EnvironmentContractError, match=said):
+        check_environment(environment)

@@ -20,6 +20,7 @@ from rl_distributed.batch.arrays import to_numpy
 from rl_envs.interfaces import (
     EnvironmentInterface,
     as_columns,
+    has_own,
     observation_messages,
     total_reward,
 )
@@ -107,14 +108,25 @@ class EnvironmentPlayer:
         for message in log:
             self._show(message)
         columns: Any = dict(row)
-        earned = 0.0
+        if has_own(self.env, "reset"):
+            [columns] = self.env.reset([columns], [number])
+        try:
+            return self._play_turns(log, columns, gold)
+        finally:
+            if has_own(self.env, "close"):
+                self.env.close([self._columns])
+
+    def _play_turns(
+        self, log: list[dict[str, Any]], columns: Any, gold: str | None
+    ) -> bool:
+        self._columns, earned = columns, 0.0
         for turn in range(self.max_turns):
             answer = self._read(self._is_one_line(gold))
             if answer is None:
                 return False
             log.append({"role": "assistant", "content": answer})
             result = as_columns(self.env.step([log], [columns]))
-            columns = result.metadata[0]
+            columns = self._columns = result.metadata[0]
             reward = float(to_numpy(total_reward(result.rewards))[0])
             earned += reward
             for message in observation_messages(result.observations[0]):

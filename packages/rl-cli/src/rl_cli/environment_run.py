@@ -22,6 +22,7 @@ from rl_distributed.batch.arrays import as_array, to_numpy
 from rl_envs.interfaces import (
     EnvironmentInterface,
     as_columns,
+    has_own,
     observation_messages,
     total_reward,
 )
@@ -47,6 +48,8 @@ class _Conversation:
     time_s: float = 0.0
     problem: str = ""
     is_open: bool = True
+    is_begun: bool = False
+    """Whether the environment has begun it."""
     counts_tokens: bool = field(default=True)
     """True if the server reported the number of tokens of each reply."""
 
@@ -104,6 +107,8 @@ def measure_address(
         for each, reply in zip(playing, replies, strict=True):
             each.hear(reply)
         _step(env, [each for each in playing if each.is_open])
+    if has_own(env, "close"):
+        env.close([each.columns for each in rounds if each.is_begun])
     _add_rewards_of_groups(env, rounds)
     samples = [_sample(each, config.pass_threshold) for each in rounds]
     if all(sample["answer"] is None for sample in samples):
@@ -135,6 +140,14 @@ def _begin(
 def _step(env: EnvironmentInterface[Any], playing: Sequence[_Conversation]) -> None:
     if not playing:
         return
+    new = [each for each in playing if not each.is_begun]
+    if new and has_own(env, "reset"):
+        # Those of a prompt have the same start, as in training.
+        begun = env.reset([each.columns for each in new], [each.idx for each in new])
+        for each, columns in zip(new, begun, strict=True):
+            each.columns = columns
+    for each in new:
+        each.is_begun = True
     result = as_columns(
         env.step([each.log for each in playing], [each.columns for each in playing])
     )

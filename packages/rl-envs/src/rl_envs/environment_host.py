@@ -15,6 +15,7 @@ from rl_envs.interfaces import (
     EnvironmentReturn,
     MessageLog,
     Rewards,
+    has_own,
 )
 from rl_envs.registry import EnvironmentSpec, env_registry, task_registry
 from rl_envs.rewards.functional import FunctionalRewardWrapper
@@ -42,6 +43,10 @@ class Abilities:
     """It runs agents, within these limits."""
     task_limits: TaskLimits = field(default_factory=TaskLimits)
     """Limits of each task."""
+    resets: bool = False
+    """It has a `reset` of its own."""
+    closes: bool = False
+    """It has a `close` of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +103,8 @@ class EnvironmentHost:
             self._is_function,
             getattr(self._environment, "agent_limits", None),
             self._environment.task_limits,
+            has_own(self._environment, "reset"),
+            has_own(self._environment, "close"),
         )
 
     def poll_agents(
@@ -112,6 +119,31 @@ class EnvironmentHost:
         environment: Any = self._environment
         found: AgentPoll = environment.poll_agents(begin, cancel, wait_s)
         return found
+
+    def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> list[Any]:
+        """Begin conversations."""
+        if not has_own(self._environment, "reset"):
+            return list(metadata)
+        return list(self._environment.reset(metadata, seeds))
+
+    def close(self, metadata: Sequence[Any]) -> None:
+        """Release what is kept for conversations that have ended."""
+        if has_own(self._environment, "close"):
+            self._environment.close(metadata)
+
+    def begin_and_step(
+        self,
+        message_logs: Sequence[MessageLog],
+        metadata: Sequence[Any],
+        seeds: Sequence[int | None],
+    ) -> EnvironmentReturn[Any]:
+        """Score rows, after beginning those with a seed."""
+        rows = list(metadata)
+        new = {row: seed for row, seed in enumerate(seeds) if seed is not None}
+        begun = self.reset([rows[row] for row in new], list(new.values()))
+        for row, value in zip(new, begun, strict=True):
+            rows[row] = value
+        return self.step(message_logs, rows)
 
     def step(
         self, message_logs: Sequence[MessageLog], metadata: Sequence[Any]

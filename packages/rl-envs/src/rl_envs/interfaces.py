@@ -38,6 +38,7 @@ __all__ = [
     "TRUNCATED_KEY",
     "as_columns",
     "as_rewards",
+    "has_own",
     "last_response",
     "log_as_text",
     "num_rows",
@@ -120,6 +121,36 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
         if inspect.isfunction(step):
             cls.step = takes_batches(step)  # type: ignore[method-assign]
 
+    def reset(
+        self, metadata: Sequence[MetadataT], seeds: Sequence[int]
+    ) -> Sequence[MetadataT]:
+        """Begin conversations, before the first `step` of each.
+
+        State belongs into the metadata: a process that dies is replaced, and any
+        process may get the next turn. What a process keeps beside it may be kept for
+        speed, until `close`.
+
+        Args:
+            metadata: B values: columns of the data set.
+            seeds: B seeds, not negative; those of a prompt's conversations in a step
+                are equal, so that its answers are compared from the same start.
+
+        Returns:
+            B values for the first `step`.
+        """
+        return metadata
+
+    def close(self, metadata: Sequence[MetadataT]) -> None:
+        """Release what is kept for conversations that have ended, for any reason.
+
+        It is called in each process, and may be called again. Groups are scored
+        afterwards.
+
+        Args:
+            metadata: Their latest metadata.
+        """
+        return
+
     @abstractmethod
     def step(
         self,
@@ -197,6 +228,28 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     def shutdown(self) -> None:
         """Release the environment's resources; calling it again does nothing."""
         return
+
+
+def has_own(environment: EnvironmentInterface[Any], method: str) -> bool:
+    """Return whether an environment has its own `reset` or `close` of conversations.
+
+    One that takes other arguments, such as a `close()` that releases a file, is the
+    class's own affair and is not called.
+
+    Args:
+        environment: The environment.
+        method: `reset` or `close`.
+    """
+    base = getattr(EnvironmentInterface, method)
+    own = getattr(type(environment), method, base)
+    if own is base:
+        return False
+    arguments = [()] * (2 if method == "reset" else 1)
+    try:
+        inspect.signature(getattr(environment, method)).bind(*arguments)
+    except TypeError:
+        return False
+    return True
 
 
 def num_rows(message_log_batch: Sequence[MessageLog], metadata: Sequence[Any]) -> int:

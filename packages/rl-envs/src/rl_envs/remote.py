@@ -138,9 +138,32 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         # message about the chunk.
         num_rows(message_log_batch, metadata)
         logs = [log_as_text(log) for log in message_log_batch]
-        joined = join_returns(self._call_in_chunks("step", logs, list(metadata)))
+        rows = {"message_logs": logs, "metadata": list(metadata)}
+        joined = join_returns(self._call_in_chunks("step", rows))
         # Processes of reward functions run without torch; convert in this one.
         return as_columns(joined) if self._abilities.is_function else joined
+
+    def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> list[Any]:
+        """Begin conversations, split among the workers, if the environment has to.
+
+        Raises:
+            As `step`.
+        """
+        if not self._abilities.resets:
+            return list(metadata)
+        rows = {"metadata": list(metadata), "seeds": list(seeds)}
+        return [row for part in self._call_in_chunks("reset", rows) for row in part]
+
+    def close(self, metadata: Sequence[Any]) -> None:
+        """Release conversations in all workers, if their environments keep anything.
+
+        Raises:
+            As `step`.
+        """
+        if self._abilities.closes and metadata:
+            # Which worker keeps something for which conversation, nobody notes.
+            rows = {"metadata": list(metadata)}
+            self._workers.call(dict.fromkeys(range(len(self._workers)), rows), "close")
 
     def score_groups(
         self,
@@ -155,7 +178,8 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         if not self._abilities.scores_groups:
             return None
         groups = [[log_as_text(log) for log in group] for group in message_logs]
-        parts = self._call_in_chunks("score_groups", groups, [*map(list, metadata)])
+        rows = {"message_logs": groups, "metadata": [*map(list, metadata)]}
+        parts = self._call_in_chunks("score_groups", rows)
         if any(part is None for part in parts):
             # A wrapper implements the method, but the environment inside it does not.
             return None
@@ -191,23 +215,22 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         """Return the tools that the environment reported when its workers started."""
         return list(self._abilities.tools)
 
-    def _call_in_chunks(
-        self, method: str, rows: list[Any], metadata: list[Any]
-    ) -> list[Any]:
-        """Call a method with consecutive chunks of the rows, one per idle worker."""
-        with self._workers.taken(len(rows)) as workers:
+    def _call_in_chunks(self, method: str, rows: Mapping[str, list[Any]]) -> list[Any]:
+        """Call a method with consecutive chunks of the rows, one per idle worker.
+
+        Args:
+            method: Name of a method of `EnvironmentHost`.
+            rows: Its arguments, lists of one length.
+        """
+        size = len(rows["metadata"])
+        with self._workers.taken(size) as workers:
             num_chunks = len(workers)
             # Bounds by multiplication, not a fixed chunk size: sizes differ by at most
             # one row, so no worker idles while another has twice its share.
-            bounds = [
-                len(rows) * place // num_chunks for place in range(num_chunks + 1)
-            ]
+            bounds = [size * place // num_chunks for place in range(num_chunks + 1)]
             parts = zip(workers, itertools.pairwise(bounds), strict=True)
             chunks = {
-                index: {
-                    "message_logs": rows[begin:end],
-                    "metadata": metadata[begin:end],
-                }
+                index: {name: values[begin:end] for name, values in rows.items()}
                 for index, (begin, end) in parts
             }
             return self._workers.call(chunks, method)

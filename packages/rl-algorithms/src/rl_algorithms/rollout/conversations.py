@@ -82,6 +82,8 @@ class Conversations:
         self._branches: list[tuple[Branch, ...]] = [()] * self.num_rows
         self._limited_by: dict[int, ConversationOutcome] = {}
         """Limits that ended rows, other than that on turns of all rows."""
+        self._begun: set[int] = set()
+        """Rows that the environment has begun, and not closed."""
         self.num_turns = torch.zeros(self.num_rows, dtype=torch.int64)
         self.unfinished = torch.ones(self.num_rows, dtype=torch.bool)
         """[N] whether neither the environment nor a lack of room has ended the row."""
@@ -201,6 +203,32 @@ class Conversations:
         self.unfinished[rows] = False
         # An empty index and not None, which stands for all rows.
         self._active = rows[:0]
+
+    def begin(self, seed: int, step: int, first_prompt: int) -> list[int | None] | None:
+        """Return [M] seeds of conversations that begin; None: all have begun.
+
+        Args:
+            seed: The run's seed.
+            step: The training step.
+            first_prompt: Index of the batch's first prompt within the step.
+        """
+        rows = self._active_list()
+        # All rows of a rollout begin in the same turn.
+        if not rows or int(self.num_turns[rows[0]]) > 1:
+            return None
+        self._begun.update(rows)
+        seeds = self.names.start_seeds(seed, step, first_prompt).tolist()
+        return [seeds[row] for row in rows]
+
+    def take_ended(self, *, all_rows: bool = False) -> list[Any]:
+        """Return the metadata of rows that have ended since they were begun, once.
+
+        Args:
+            all_rows: Whether the others end now as well.
+        """
+        ended = self._begun if all_rows else self._begun.difference(self._active_list())
+        self._begun = self._begun - ended
+        return [self._metadata[row] for row in sorted(ended)]
 
     def active_logs(self) -> list[LLMMessageLogType]:
         """Return the conversations of the active rows."""

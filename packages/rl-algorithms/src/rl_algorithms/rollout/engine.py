@@ -334,6 +334,7 @@ class RolloutEngine:
             last = turn + 1 == self.config.max_turns
             self._play_turn(rows, play, turn, last=last)
             done = last or not rows.num_active
+            self.judge.close(rows.take_ended(all_rows=done))
             yield rows.trajectories(
                 self.config.max_total_sequence_length,
                 is_last=done,
@@ -362,7 +363,10 @@ class RolloutEngine:
         rows.add_answers(output)
         self.note_progress()
         with play.span("environment"):
-            verdict = self.judge.step(rows.active_logs(), rows.active_metadata())
+            begins = rows.begin(play.seed, play.step, play.first_prompt_index)
+            verdict = self.judge.step(
+                rows.active_logs(), rows.active_metadata(), begins
+            )
         rows.add_verdict(verdict)
         self.note_progress()
         if not last:

@@ -22,6 +22,7 @@ from rl_envs.interfaces import (
     Rewards,
     as_columns,
     as_rewards,
+    has_own,
     total_reward,
 )
 
@@ -80,6 +81,18 @@ class Verdict:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A call of the environment."""
+
+    verdict: Verdict
+    error: Exception | None
+    metadata: list[Any]
+    """What the call was given, after its conversations had begun."""
+    seeds: Sequence[int | None] | None
+    """Seeds of rows that have not begun, as `reset` failed; None: all have."""
+
+
 def outcome_of(error: Exception) -> Outcome:
     """Return the outcome that an exception stands for.
 
@@ -107,46 +120,103 @@ class Judge:
         self, environment: EnvironmentInterface[Any], *, isolate: bool = True
     ) -> None:
         self._environment, self._isolate = environment, isolate
+        self._resets = has_own(environment, "reset")
+        self._closes = has_own(environment, "close")
         self.last_failure = ""
         """Description of the latest failure, to append to a sentence."""
 
     def step(
-        self, message_logs: list[LLMMessageLogType], metadata: list[Any]
+        self,
+        message_logs: list[LLMMessageLogType],
+        metadata: list[Any],
+        seeds: Sequence[int | None] | None = None,
     ) -> Verdict:
-        """Return the environment's verdict on rows."""
-        verdict, error = self._try(message_logs, metadata)
+        """Return the environment's verdict on rows.
+
+        Args:
+            message_logs: Conversations, each ending with an answer.
+            metadata: The environment's metadata of each.
+            seeds: Seeds of conversations that begin, None for others; None if all of
+                them have begun.
+        """
+        tried = self._try(message_logs, metadata, seeds)
+        verdict, error = tried.verdict, tried.error
         alone = self._isolate and len(metadata) > 1
         # A lost worker says nothing about single rows, so judging them alone would not
         # help.
         if error is None or not alone or outcome_of(error).is_infrastructure:
             return verdict
-        return self._step_alone(message_logs, metadata, verdict)
+        return self._step_alone(message_logs, tried)
 
-    def _step_alone(
-        self, logs: list[LLMMessageLogType], metadata: list[Any], failed: Verdict
-    ) -> Verdict:
-        verdicts, failures = [], 0
-        for row in range(len(metadata)):
+    def close(self, metadata: Sequence[Any]) -> None:
+        """Tell the environment that conversations have ended.
+
+        A failure is logged, as it changes neither rewards nor answers.
+        """
+        if not metadata or not self._closes:
+            return
+        try:
+            self._environment.close(metadata)
+        except Exception as error:
+            _logger.warning(
+                "the environment did not close %d conversations: %s: %s",
+                len(metadata),
+                type(error).__name__,
+                error,
+            )
+
+    def _step_alone(self, logs: list[LLMMessageLogType], tried: _Tried) -> Verdict:
+        verdicts, failures, failed = [], 0, tried.verdict
+        size = len(tried.metadata)
+        seeds = tried.seeds or [None] * size
+        for row in range(size):
             if failures >= _MAX_SINGLE_FAILURES:
                 return failed
-            verdict, error = self._try([logs[row]], [metadata[row]])
-            failures += error is not None
-            verdicts.append(verdict)
+            again = self._try([logs[row]], [tried.metadata[row]], [seeds[row]])
+            failures += again.error is not None
+            verdicts.append(again.verdict)
         # If every row fails alone as well, the error of the whole batch is kept.
-        return failed if failures == len(metadata) else _join(verdicts)
+        return failed if failures == size else _join(verdicts)
 
     def _try(
-        self, logs: list[LLMMessageLogType], metadata: list[Any]
-    ) -> tuple[Verdict, Exception | None]:
+        self,
+        logs: list[LLMMessageLogType],
+        metadata: list[Any],
+        seeds: Sequence[int | None] | None,
+    ) -> _Tried:
         try:
+            # The begun rows are kept if `step` fails: they must not begin twice.
+            metadata, seeds = self._begun(metadata, seeds), None
             answer = self._environment.step(logs, metadata)
         except UserError:
             # A user's mistake fails in the same way for each row and each attempt.
             raise
         except Exception as error:
             self.note(error, len(metadata))
-            return _failed(metadata, error), error
-        return self._verdict(answer, metadata), None
+            return _Tried(_failed(metadata, error), error, metadata, seeds)
+        return _Tried(self._verdict(answer, metadata), None, metadata, seeds)
+
+    def _begun(
+        self, metadata: list[Any], seeds: Sequence[int | None] | None
+    ) -> list[Any]:
+        """Return the metadata for a step, after beginning the rows with a seed."""
+        if not self._resets or seeds is None:
+            return metadata
+        new = {row: seed for row, seed in enumerate(seeds) if seed is not None}
+        if not new:
+            return metadata
+        begun = list(
+            self._environment.reset([metadata[row] for row in new], [*new.values()])
+        )
+        if len(begun) != len(new):
+            raise RolloutError(
+                f"{type(self._environment).__name__}.reset was given {len(new)} rows "
+                f"and returned {len(begun)}: it must return the metadata of each"
+            )
+        found = list(metadata)
+        for row, value in zip(new, begun, strict=True):
+            found[row] = value
+        return found
 
     def score_groups(
         self,

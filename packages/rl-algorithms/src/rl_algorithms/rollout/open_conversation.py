@@ -99,6 +99,15 @@ class OpenConversation:
         """Metadata of the environment."""
         return self._rows.active_metadata()[0]
 
+    def begin(self) -> int | None:
+        """Return the seed with which the environment begins; None: it has begun."""
+        seeds = self._rows.begin(self._seed, self._step, self._prompt)
+        return None if seeds is None else seeds[0]
+
+    def take_ended(self) -> list[Any]:
+        """Return the metadata to close, once, if the conversation goes on no more."""
+        return self._rows.take_ended(all_rows=True)
+
     def judge(self, verdict: Verdict) -> None:
         """Apply the verdict on the latest answer, a single row."""
         self.needs_verdict = False

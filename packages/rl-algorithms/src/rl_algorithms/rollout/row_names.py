@@ -53,3 +53,11 @@ class RowNames:
         return torch.from_numpy(
             row_seeds(seed, step, self.prompt + first_prompt, sample, turn)
         )
+
+    def start_seeds(self, seed: int, step: int, first_prompt: int) -> Tensor:
+        """Return [N] seeds with which environments begin; equal for a prompt's rows."""
+        # A negative index of the sample, which no answer has.
+        sample = np.full_like(self.sample, -1)
+        return torch.from_numpy(
+            row_seeds(seed, step, self.prompt + first_prompt, sample)
+        )

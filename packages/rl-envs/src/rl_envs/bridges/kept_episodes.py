@@ -71,6 +71,13 @@ class KeptEpisodes(Generic[SpecT, EpisodeT]):
         for each in surplus:
             each.close()
 
+    def drop(self, spec: SpecT, actions: Sequence[str]) -> None:
+        """Release the episode after these actions, if it is kept."""
+        with self._lock:
+            kept = self._kept.pop((spec, tuple(actions)), None)
+        if kept is not None:
+            kept.close()
+
     def close(self) -> None:
         """Release all of them; it may be called again."""
         with self._lock:

@@ -73,6 +73,8 @@ class _Row:
 
     log: list[dict[str, Any]]
     metadata: Any
+    seed: int | None = None
+    """Seed of a conversation that begins."""
     result: Future[Result] = field(default_factory=Future)
     since_s: float = field(default_factory=time.monotonic)
 
@@ -127,19 +129,31 @@ class Lane:
         for thread in self._threads:
             thread.start()
 
-    def put(self, log: list[dict[str, Any]], metadata: Any) -> Future[Result]:
+    def put(
+        self, log: list[dict[str, Any]], metadata: Any, seed: int | None = None
+    ) -> Future[Result]:
         """Queue a conversation; its slot is freed together with its result.
 
         Raises:
             WorkerDiedError: The lane is closed.
         """
-        row = _Row(log, metadata)
+        row = _Row(log, metadata, seed)
         with self._closing:
             if self._closed:
                 self.slots.give()
                 raise self._closed_error()
             self._queue.put(row)
         return row.result
+
+    def end(self, metadata: Sequence[Any]) -> None:
+        """Tell all instances that conversations have ended, without waiting."""
+        for health in self._pool.group.health():
+            # Best effort: what a dead worker kept is gone, and its successor has none.
+            if health.failure is None and not self._closed:
+                with suppress(DistributedError):
+                    self._pool.group.run_single_worker_single_data(
+                        "close", health.rank, common_kwargs={"metadata": list(metadata)}
+                    )
 
     def metrics(self) -> dict[str, float]:
         """Return the counts so far and the number of pending conversations."""
@@ -261,10 +275,11 @@ class Lane:
         item = {
             "message_logs": [row.log for row in rows],
             "metadata": [row.metadata for row in rows],
+            "seeds": [row.seed for row in rows],
         }
         task: TaskResult[Any, Result]
         [task] = self._pool.map(
-            "step", [item], retries=retries, call_deadline_s=self._deadline_s
+            "begin_and_step", [item], retries=retries, call_deadline_s=self._deadline_s
         )
         took_s = time.monotonic() - begin_s
         self._metrics.add_call(took_s, [begin_s - row.since_s for row in rows])

@@ -9,7 +9,7 @@ step(name, conversation) --> Lane of the environment --> its reply
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from types import TracebackType
@@ -83,6 +83,7 @@ class EnvironmentPool:
         message_log: MessageLog,
         metadata: Any,
         *,
+        seed: int | None = None,
         timeout_s: float | None = None,
     ) -> Future[Result]:
         """Queue a conversation, blocking while the environment is at its limit.
@@ -92,6 +93,8 @@ class EnvironmentPool:
             message_log: The conversation, ending with the response.
             metadata: Columns of the data set in the first turn, then the metadata
                 returned by the last turn.
+            seed: Seed of a conversation that begins, for the environment's `reset`;
+                None: it has begun, or the environment has no `reset`.
             timeout_s: Seconds to wait for a free slot; None: no limit.
 
         Returns:
@@ -114,15 +117,23 @@ class EnvironmentPool:
                 f"its maximum, for {timeout_s:g} s: use more workers, or raise "
                 "max_pending"
             ) from None
-        return lane.put(log_as_text(message_log), metadata)
+        return lane.put(log_as_text(message_log), metadata, seed)
 
-    async def step(self, name: str, message_log: MessageLog, metadata: Any) -> Result:
+    async def step(
+        self,
+        name: str,
+        message_log: MessageLog,
+        metadata: Any,
+        *,
+        seed: int | None = None,
+    ) -> Result:
         """Score a conversation without blocking the event loop.
 
         Args:
             name: Name of the environment.
             message_log: The conversation, ending with the response.
             metadata: As for `submit`.
+            seed: As for `submit`.
 
         Raises:
             ConfigError: There is no environment of that name.
@@ -138,7 +149,23 @@ class EnvironmentPool:
             # The slot may be granted in this very moment, and would then be lost.
             lane.slots.abandon(ticket)
             raise
-        return await asyncio.wrap_future(lane.put(log_as_text(message_log), metadata))
+        return await asyncio.wrap_future(
+            lane.put(log_as_text(message_log), metadata, seed)
+        )
+
+    def end(self, name: str, metadata: Sequence[Any]) -> None:
+        """Tell an environment's instances that conversations have ended.
+
+        Their `close` is called after the calls in progress; nobody waits for it.
+
+        Args:
+            name: Name of the environment.
+            metadata: The latest metadata of each conversation.
+
+        Raises:
+            ConfigError: There is no environment of that name.
+        """
+        self._lane(name).end(metadata)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics since the start, as `<environment>/<metric>`.

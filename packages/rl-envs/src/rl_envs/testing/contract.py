@@ -17,6 +17,7 @@ from rl_envs.interfaces import (
     EnvironmentReturn,
     MessageLog,
     as_columns,
+    has_own,
     observation_messages,
     total_reward,
 )
@@ -290,6 +291,7 @@ class _Check:
 
     def run(self, deterministic: bool) -> list[str]:
         rows = range(len(self.logs))
+        self._check_reset(deterministic)
         whole = self._step("step", rows)
         # Wrappers pass on the rows that are left for an environment, which may be none.
         self._step("step with an empty batch", [])
@@ -313,10 +315,41 @@ class _Check:
             "unusable_rows must return an empty dict for rows that step can score: got "
             f"{unusable!r:.80}",
         )
+        if whole is not None and has_own(self.env, "close"):
+            # Twice, and without rows: several owners may close a conversation.
+            for _ in range(2):
+                self.report.call("close", lambda: self.env.close(whole.metadata))
+            self.report.call("close with an empty batch", lambda: self.env.close([]))
         # Twice: owners may shut down both on an error and at the end.
         for _ in range(2):
             self.report.call("shutdown", self.env.shutdown)
         return self.report.problems
+
+    def _check_reset(self, deterministic: bool) -> None:
+        """Begin the conversations, so that the other checks step what has begun."""
+        if not has_own(self.env, "reset"):
+            return
+        seeds = list(range(len(self.metadata)))
+        given = copy.deepcopy(list(self.metadata))
+        begun = self.report.call("reset", lambda: self.env.reset(given, seeds))
+        self.report.check(
+            equal_values(given, list(self.metadata)),
+            "reset changed its argument metadata; work on a copy",
+        )
+        if begun is None or not self.report.check(
+            isinstance(begun, Sequence) and len(begun) == len(seeds),
+            "reset must return a list with the metadata of each conversation: got "
+            f"{begun!r:.80} for {len(seeds)}",
+        ):
+            return
+        again = self.report.call("reset", lambda: self.env.reset(given, seeds))
+        self.report.check(
+            not deterministic or again is None or equal_values(begun, again),
+            "reset must return the same for equal rows and seeds; pass "
+            "deterministic=False if the environment is random by design",
+        )
+        self.report.call("reset with an empty batch", lambda: self.env.reset([], []))
+        self.metadata = list(begun)
 
     def _check_pickle(self, whole: Any) -> None:
         self.report.call(
@@ -400,7 +433,9 @@ def check_environment(
     `step`; an empty batch; that arguments are not modified; that equal calls have equal
     results and rows do not depend on each other; that results can be pickled; the
     results of `score_groups` and `tool_schemas`; metrics; and that `shutdown` can be
-    called twice.
+    called twice. With a `reset` or `close` of its own, conversations begin and end by
+    it: equal rows and seeds must give equal metadata, one per row, and `close` must
+    accept conversations that it has closed before.
 
     Args:
         env: The environment.

@@ -181,6 +181,7 @@ class AnswersInFlight:
         elif task in self._jobs:
             job = self._jobs.pop(task)
             job.is_cancelled = True
+            self._environment.end(job.take_ended())
             if self._agents is not None:
                 self._agents.cancel(job)
 
@@ -232,6 +233,7 @@ class AnswersInFlight:
 
     def _lose(self, job: Job, error: Exception) -> None:
         """Retry an answer that could not be sampled, or report it as it is."""
+        self._environment.end(job.take_ended())
         asked = job.asked
         attempts = self._attempts.get((asked.prompt.number, asked.name.sample))
         if attempts is None:
@@ -281,15 +283,23 @@ class AnswersInFlight:
             return
         job = scoring.job
         job.judge(verdict)
+        if job.is_cancelled:
+            # It was closed while the call was in flight, whose metadata is newer.
+            self._environment.end(verdict.metadata)
+        elif not job.conversation.goes_on:
+            self._environment.end(job.take_ended())
         if job.conversation.goes_on:
             self._generator.ask([job])
         else:
             self._report_answer(job)
 
     def _judge(self, scoring: Scoring, verdict: Verdict) -> None:
-        if not scoring.is_cancelled:
-            scoring.job.judge(verdict)
-            self._settle(scoring)
+        if scoring.is_cancelled:
+            self._environment.end(verdict.metadata)
+            return
+        scoring.job.judge(verdict)
+        self._environment.end(scoring.job.take_ended())
+        self._settle(scoring)
 
     def _report_answer(self, job: Job) -> None:
         asked = job.asked

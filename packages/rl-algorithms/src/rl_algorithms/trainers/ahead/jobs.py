@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rl_algorithms.asynchronous.actions import Sample
 from rl_algorithms.rollout.agents.conversation import AgentConversation
@@ -51,6 +52,16 @@ class Job:
     def fail(self, error: Exception) -> None:
         """End the conversation, as nothing could be sampled."""
         self._turns.fail(error)
+
+    def begin(self) -> int | None:
+        """Return the seed with which the environment begins; None: it has begun."""
+        return self._turns.begin()
+
+    def take_ended(self) -> list[Any]:
+        """Return the metadata to close, once; none for a conversation of an agent."""
+        if isinstance(self.conversation, AgentConversation):
+            return []
+        return self._turns.take_ended()
 
     def judge(self, verdict: Verdict) -> None:
         """Take the verdict on the newest answer."""

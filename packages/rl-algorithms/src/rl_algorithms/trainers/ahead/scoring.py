@@ -10,7 +10,12 @@ from typing import Any
 from rl_algorithms.rollout.judge import Judge, Verdict
 from rl_algorithms.trainers.ahead.jobs import Scoring
 from rl_envs import RemoteEnvironment
-from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn, Rewards
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    EnvironmentReturn,
+    Rewards,
+    has_own,
+)
 
 __all__ = ["EnvironmentDesk", "OneCallAtATime", "for_several_threads"]
 
@@ -48,6 +53,7 @@ class EnvironmentDesk:
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._waiting: list[Scoring] = []
+        self._ended: list[Any] = []
         self._num_calls = 0
         self._is_closed = False
         # Verdicts are assumed to be slow until measured, so that the first calls take
@@ -66,6 +72,14 @@ class EnvironmentDesk:
             self._waiting.extend(scorings)
             self._changed.notify(len(scorings))
 
+    def end(self, metadata: Sequence[Any]) -> None:
+        """Close conversations that have ended, in a thread of the desk."""
+        if not metadata:
+            return
+        with self._changed:
+            self._ended.extend(metadata)
+            self._changed.notify()
+
     @property
     def has_room(self) -> bool:
         """Whether a thread is free, so that not all of them hang."""
@@ -78,6 +92,10 @@ class EnvironmentDesk:
             self._is_closed = True
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._num_calls, deadline_s)
+            ended, self._ended = self._ended, []
+        # No thread of the desk gets to them any more.
+        if ended:
+            self._judge.close(ended)
 
     def _run(self) -> None:
         try:
@@ -95,7 +113,9 @@ class EnvironmentDesk:
         """Wait for answers; return None once the desk is closed."""
         with self._changed:
             # `ask` and `close` notify. The deadline of the wait is the schedule's.
-            self._changed.wait_for(lambda: self._is_closed or bool(self._waiting))
+            self._changed.wait_for(
+                lambda: self._is_closed or bool(self._waiting or self._ended)
+            )
             if self._is_closed:
                 return None
             self._waiting = [
@@ -123,6 +143,10 @@ class EnvironmentDesk:
             self._verdict_s += _NEWEST_SHARE * (verdict_s - self._verdict_s)
 
     def _call(self, taken: Sequence[Scoring]) -> None:
+        with self._changed:
+            ended, self._ended = self._ended, []
+        if ended:
+            self._judge.close(ended)
         if not taken:
             return
         began_s = time.monotonic()
@@ -130,6 +154,7 @@ class EnvironmentDesk:
         verdict = self._judge.step(
             [conversation.log for conversation in conversations],
             [conversation.metadata for conversation in conversations],
+            [scoring.job.begin() for scoring in taken],
         )
         self._note_duration((time.monotonic() - began_s) / len(taken))
         for place, scoring in enumerate(taken):
@@ -156,6 +181,19 @@ class OneCallAtATime(EnvironmentInterface[Any]):
         """See `EnvironmentInterface`."""
         with self._lock:
             return self._environment.step(message_log_batch, metadata)
+
+    def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> Sequence[Any]:
+        """See `EnvironmentInterface`."""
+        if not has_own(self._environment, "reset"):
+            return metadata
+        with self._lock:
+            return self._environment.reset(metadata, seeds)
+
+    def close(self, metadata: Sequence[Any]) -> None:
+        """See `EnvironmentInterface`."""
+        if has_own(self._environment, "close"):
+            with self._lock:
+                self._environment.close(metadata)
 
     def score_groups(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import Field
@@ -11,9 +11,10 @@ from pydantic import Field
 from rl_envs.bridges.gymnasium.episodes import Episode, GymSpec
 from rl_envs.bridges.kept_episodes import KeptEpisodes
 from rl_envs.errors import MessageLogError, TaskError
-from rl_envs.outcomes import ConversationOutcome
+from rl_envs.outcomes import OUTCOME_KEY, ConversationOutcome
 from rl_envs.registry import register_env
 from rl_envs.worlds.game import (
+    GAME_KEY,
     Columns,
     GameConfig,
     GameEnvironment,
@@ -109,6 +110,13 @@ class GymnasiumEnvironment(GameEnvironment):
         return GameTurn(
             {**state, "actions": actions}, shown, reward, outcome, True, name
         )
+
+    def close(self, metadata: Sequence[Columns]) -> None:
+        """Release the episodes of conversations that a limit of the rollout ended."""
+        for columns in metadata:
+            state = columns.get(GAME_KEY)
+            if isinstance(state, Mapping) and OUTCOME_KEY not in columns:
+                self._episodes.drop(_spec_of(columns, 0), state["actions"])
 
     def shutdown(self) -> None:
         """Release the kept episodes."""

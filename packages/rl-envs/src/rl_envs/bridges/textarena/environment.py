@@ -14,9 +14,10 @@ from rl_envs.bridges.textarena.episodes import Match
 from rl_envs.bridges.textarena.games import GameSpec
 from rl_envs.bridges.textarena.opponents import ListedMoves, ServedMoves, ServedPlayer
 from rl_envs.errors import MessageLogError, TaskError
-from rl_envs.outcomes import ConversationOutcome
+from rl_envs.outcomes import OUTCOME_KEY, ConversationOutcome
 from rl_envs.registry import register_env
 from rl_envs.worlds.game import (
+    GAME_KEY,
     Columns,
     GameConfig,
     GameEnvironment,
@@ -161,6 +162,14 @@ class TextArenaEnvironment(GameEnvironment):
                 f"{waiting[0].actions[-1]!r:.80}"
             )
         return [self._end(turn) for turn in begun]
+
+    def close(self, metadata: Sequence[Columns]) -> None:
+        """Release the matches of conversations that a limit of the rollout ended."""
+        for columns in metadata:
+            state = columns.get(GAME_KEY)
+            if isinstance(state, Mapping) and OUTCOME_KEY not in columns:
+                spec, _, _ = _read(columns, 0)
+                self._matches.drop(spec, state["actions"])
 
     def shutdown(self) -> None:
         """Release the kept games and the client."""

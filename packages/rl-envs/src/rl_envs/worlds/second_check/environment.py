@@ -22,6 +22,7 @@ from rl_envs.interfaces import (
     MessageLog,
     Rewards,
     as_columns,
+    has_own,
     log_as_text,
     num_rows,
     total_reward,
@@ -196,6 +197,17 @@ class SecondCheckEnvironment(EnvironmentInterface[Any]):
             else "rejected"
             for reward in to_numpy(total_reward(found.rewards)).tolist()
         ]
+
+    def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> Sequence[Any]:
+        """Begin conversations of the environment that is watched."""
+        if not has_own(self._environment, "reset"):
+            return metadata
+        return self._environment.reset(metadata, seeds)
+
+    def close(self, metadata: Sequence[Any]) -> None:
+        """Close conversations of the environment that is watched."""
+        if has_own(self._environment, "close"):
+            self._environment.close(metadata)
 
     def score_groups(
         self,
