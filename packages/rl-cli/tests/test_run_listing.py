@@ -53,6 +53,23 @@ def test_runs_are_listed_with_their_states(
     assert found["finished"]["reason"] is None
 
 
+def test_a_supervised_run_shows_its_starts(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain, restarted = make_run("plain"), make_run("twice")
+    assert _run(["runs", str(tmp_path)], False) == 0
+    assert "restarts" not in capsys.readouterr().out
+    (restarted / "logs").mkdir(exist_ok=True)
+    (restarted / "logs" / "restarts.jsonl").write_text('{"restart": 1}\n' * 2)
+    found = listed(tmp_path, capsys)
+    assert {name: run["restarts"] for name, run in found.items()} == {
+        plain.name: 0,
+        restarted.name: 2,
+    }
+    assert _run(["runs", str(tmp_path)], False) == 0
+    assert "restarts" in capsys.readouterr().out
+
+
 def test_a_paused_run_is_shown_as_such_everywhere(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ import yaml
 from rl_cli.main import main
 from rl_cli.supervision import SupervisedRun, supervise
 from rl_distributed.errors import ConfigError
+from rl_distributed.runs.folder import own_run_folder
 
 DEADLINE_S = 60.0
 
@@ -28,6 +29,7 @@ class Script(nullcontext[None]):
         super().__init__()
         self.folder = folder
         self.events: list[dict[str, Any]] = []
+        self.causes: list[str | None] = []
         self._code = (
             "import os, signal, sys, time\n"
             "from pathlib import Path\n"
@@ -45,6 +47,9 @@ class Script(nullcontext[None]):
 
     def progress(self) -> frozenset[str]:
         return frozenset(map(str, self.folder.glob("step_*")))
+
+    def cause(self) -> str | None:
+        return self.causes[self.starts - 1] if self.causes else None
 
     def record(self, event: dict[str, Any]) -> None:
         self.events.append(event)
@@ -103,6 +108,58 @@ def test_new_progress_begins_a_new_count(tmp_path: Path) -> None:
     run = Script(tmp_path, code)
     assert outcome(run, 1)[0] == 0
     assert run.starts == 8
+
+
+def test_one_error_in_one_step_ends_the_restarts_early(tmp_path: Path) -> None:
+    run = Script(tmp_path, "sys.exit(1)")
+    other, same = "in step 4: a: E: x", "in step 5: policy training: E: bad"
+    run.causes = [same, other, None, same, same, same, same]
+    code, said = outcome(run, 20)
+    assert (code, run.starts) == (1, 6)
+    assert said[-1] == (
+        f"The run failed with exit code 1, 3 times with the same error ({same}); "
+        "giving up."
+    )
+    assert [event.get("cause") for event in run.events] == run.causes[:5]
+
+
+def test_the_same_error_after_new_progress_is_another_one(tmp_path: Path) -> None:
+    run = Script(
+        tmp_path,
+        "if number in (1, 3): (folder / f'step_{number}').touch()\nsys.exit(1)",
+    )
+    run.causes = ["in step 5: E"] * 9
+    assert outcome(run, 9)[0] == 1
+    assert run.starts == 5
+
+
+def test_the_note_of_an_earlier_error_says_nothing_of_a_kill(tmp_path: Path) -> None:
+    run = Script(tmp_path, "os.kill(os.getpid(), 9)")
+    run.causes = ["in step 5: E"] * 9
+    assert outcome(run, 4)[0] == 128 + 9
+    assert run.starts == 5
+    assert not any("cause" in event for event in run.events)
+
+
+def test_the_cause_is_an_error_in_a_step(tmp_path: Path) -> None:
+    begin(tmp_path / "mine")
+    run = make(resume=str(tmp_path / "mine"))
+
+    def cause_of(error: BaseException, *notes: str) -> str | None:
+        for note in notes:
+            error.add_note(note)
+        with pytest.raises(type(error)), own_run_folder(run.folder):
+            raise error
+        return run.cause()
+
+    assert run.cause() is None
+    place = "in step 5: policy training"
+    found = cause_of(ValueError("bad"), "Continue with: x", f"{place}\nmore")
+    assert found == f"{place}: ValueError: bad"
+    assert cause_of(ValueError("bad"), "before the first step: set up") is None
+    assert cause_of(KeyboardInterrupt(), place) is None
+    with own_run_folder(run.folder):
+        assert run.cause() is None
 
 
 @pytest.mark.parametrize("code", [2, 130, 143])

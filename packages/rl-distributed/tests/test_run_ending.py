@@ -33,6 +33,26 @@ def end_by(folder: Path, error: BaseException) -> None:
         carry_out()
 
 
+def test_an_ending_keeps_the_first_line_of_each_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "s3cret-value-of-a-key")
+    error = RuntimeError("bad")
+    error.add_note("in step 5: training\nmore lines")
+    error.add_note("key s3cret-value-of-a-key")
+    end_by(tmp_path / "run", error)
+    found = read_ending(tmp_path / "run")
+    assert found is not None
+    assert found.notes[0] == "in step 5: training"
+    assert "s3cret" not in found.notes[1]
+    # Notes of earlier versions have none.
+    old = {"state": "failed", "reason": "E: bad", "time": ""}
+    (tmp_path / "run" / ENDED).write_text(json.dumps(old))
+    found = read_ending(tmp_path / "run")
+    assert found is not None
+    assert found.notes == ()
+
+
 def test_a_run_that_is_carried_out_is_running(tmp_path: Path) -> None:
     with begin_run(tmp_path / "run"):
         assert run_state(tmp_path / "run") == "running"

@@ -43,8 +43,10 @@ from rl_distributed.runs.folder import (
     own_run_folder,
 )
 
-__all__ = ["RunFolder", "check_output_dir", "check_writable", "to_yaml"]
+__all__ = ["RESTARTS", "RunFolder", "check_output_dir", "check_writable", "to_yaml"]
 
+RESTARTS = "logs/restarts.jsonl"
+"""Path, in the folder of a run, of the restarts by `rl train --supervise`."""
 # Names written by a run. In a folder with other files, they may be the user's.
 _WRITES = (
     "config.yaml",

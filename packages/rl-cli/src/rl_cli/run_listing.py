@@ -17,6 +17,7 @@ from typing import Any
 from rl_algorithms.trainers.run.figures import Figures, format_measure
 from rl_algorithms.trainers.run.history import History, metric_name
 from rl_cli.report.run_reader import read_json, stage_folders
+from rl_cli.run_folder import RESTARTS
 from rl_distributed.runs.ending import RunState, read_ending, run_state
 
 __all__ = ["RunSummary", "find_runs", "summarize_run"]
@@ -53,6 +54,8 @@ class RunSummary:
     """Seconds since then."""
     reason: str | None
     """Reason of a failure or interruption, if recorded."""
+    restarts: int
+    """Number of restarts by `rl train --supervise`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the summary as JSON values."""
@@ -132,7 +135,15 @@ def summarize_run(folder: Path, root: Path, now: datetime | None = None) -> RunS
         started=started if isinstance(started, str) else None,
         age_s=_age_s(started, now or datetime.now(UTC)),
         reason=ending.reason if ending and state == ending.state else None,
+        restarts=_num_lines(folder / RESTARTS),
     )
+
+
+def _num_lines(path: Path) -> int:
+    try:
+        return path.read_bytes().count(b"\n")
+    except OSError:
+        return 0
 
 
 def _age_s(started: Any, now: datetime) -> float | None:

@@ -4,7 +4,8 @@
 start --> child: rl train ... --exit: 0, 2, or stopped by a signal--> its exit code
   ^                   |
   |                  died (killed, or exit code 1)
-  +--- pause <--- fewer than N times without new progress; else exit code 1
+  +--- pause <--- fewer than N times without new progress, and not three times with one
+                  error in one step; else the child's exit code
 ```
 
 | part | consumes | produces | waits for | is unblocked by |
@@ -33,12 +34,13 @@ from types import FrameType
 from typing import Any
 
 from rl_cli.recipe_files import recipe_path
-from rl_cli.run_folder import RunFolder
+from rl_cli.run_folder import RESTARTS, RunFolder
 from rl_cli.run_place import find_place, given_output_dir
 from rl_distributed.config import load_config
 from rl_distributed.config.hidden_keys import hide_secrets
 from rl_distributed.errors import ConfigError
 from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.runs.ending import read_ending
 from rl_distributed.runs.folder import has_progress, kept_progress, new_run_folder
 
 __all__ = ["SupervisedRun", "supervise"]
@@ -46,6 +48,8 @@ __all__ = ["SupervisedRun", "supervise"]
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 _DONE, _USER_ERROR, _SIGNALLED = 0, 2, 128
+_MOST_ALIKE = 3
+"""Number of failures with one error in one step after which a restart is no use."""
 
 
 class SupervisedRun:
@@ -137,12 +141,22 @@ class SupervisedRun:
         """Return the progress saved by the run so far."""
         return kept_progress(self.folder)
 
+    def cause(self) -> str | None:
+        """Return the error that ended the last child, and its step; None if unknown.
+
+        Errors outside of steps count as unknown: during set-up many are temporary.
+        """
+        ending = read_ending(self.folder)
+        if ending is None or ending.state != "failed":
+            return None
+        places = [note for note in ending.notes if note.startswith("in step ")]
+        return f"{places[0]}: {ending.reason}" if places else None
+
     def record(self, event: dict[str, Any]) -> None:
         """Append a line to `logs/restarts.jsonl` of the run."""
         make_private_folder(self.folder / "logs")
         now = datetime.now(UTC).isoformat(timespec="seconds")
-        path = self.folder / "logs" / "restarts.jsonl"
-        with open(path, "a", opener=private_opener) as file:
+        with open(self.folder / RESTARTS, "a", opener=private_opener) as file:
             file.write(json.dumps({"time": now, **event}) + "\n")
 
 
@@ -157,7 +171,7 @@ def supervise(run: SupervisedRun, tries: int, say: Callable[[str], None]) -> int
     Returns:
         The exit code of the last child; 128 + signal if a signal killed it.
     """
-    failed = 0
+    failures = _Failures(tries)
     with run, _forwarding() as stop:
         while True:
             # Read before each start: only what this child saves resets the count.
@@ -171,19 +185,52 @@ def supervise(run: SupervisedRun, tries: int, say: Callable[[str], None]) -> int
             # on purpose.
             if code > _SIGNALLED:
                 return code
-            failed = 1 if run.progress() != before else failed + 1
-            how = _how_it_ended(code)
-            if failed > tries:
-                say(f"The run {how}, {failed} times without new progress; giving up.")
+            # A killed child leaves no note; an older one says nothing about it.
+            cause = run.cause() if code > 0 else None
+            failures.add(cause, is_further=run.progress() != before)
+            how, failed = _how_it_ended(code), failures.in_a_row
+            if (final := failures.why_final()) is not None:
+                say(f"The run {how}, {final}; giving up.")
                 return _shell_code(code)
             pause_s = min(_FIRST_PAUSE_S * 2 ** (failed - 1), _LONGEST_PAUSE_S)
             say(
                 f"The run {how}; restarting it in {pause_s:g} s (restart {failed} of "
                 f"{tries} without new progress)."
             )
-            run.record({"ended": how, "restart": failed})
+            known = {} if cause is None else {"cause": cause}
+            run.record({"ended": how, "restart": failed, **known})
             if stop.pause(pause_s):
                 return _SIGNALLED + (stop.signum or 0)
+
+
+class _Failures:
+    """The failures of a run since its last progress."""
+
+    def __init__(self, tries: int) -> None:
+        self._tries = tries
+        self._alike = 0
+        self._cause: str | None = None
+        self.in_a_row = 0
+
+    def add(self, cause: str | None, *, is_further: bool) -> None:
+        """Count a failure.
+
+        Args:
+            cause: Error and step, if known.
+            is_further: Whether the child made progress before it.
+        """
+        self.in_a_row = 1 if is_further else self.in_a_row + 1
+        is_alike = cause is not None and cause == self._cause and not is_further
+        self._alike = self._alike + 1 if is_alike else 1
+        self._cause = cause
+
+    def why_final(self) -> str | None:
+        """Return why no restart follows; None if one does."""
+        if self._cause is not None and self._alike >= _MOST_ALIKE:
+            return f"{self._alike} times with the same error ({self._cause})"
+        if self.in_a_row > self._tries:
+            return f"{self.in_a_row} times without new progress"
+        return None
 
 
 class _Child:

@@ -21,7 +21,7 @@ def runs(folder: Path, as_json: bool) -> None:
 
     A run is running while its process is alive; finished if it reached its end; failed
     if it ended with an error; interrupted if a signal stopped it or its process was
-    killed.
+    killed. The column restarts counts those by `rl train --supervise`.
 
     \b
     Examples:
@@ -45,12 +45,25 @@ def runs(folder: Path, as_json: bool) -> None:
     if not found:
         terminal.raw(f"no runs in {folder}")
         return
-    columns = ["run", "what", "state", "stage", "steps", "best", "age", "ended because"]
+    columns = [
+        "run", "what", "state", "stage", "steps", "best", "age", "restarts",
+        "ended because",
+    ]  # fmt: skip
     rows: list[tuple[Any, ...]] = [
         (run.folder, run.name, run.state, run.stage, run.steps, run.shown_best,
-         run.shown_age, run.reason)
+         run.shown_age, run.restarts, run.reason)
         for run in found
     ]  # fmt: skip
-    if not any(run.reason for run in found):
-        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    # Columns that are mostly empty take up the width of the others.
+    empty = {
+        name
+        for name, values in (
+            ("restarts", [run.restarts for run in found]),
+            ("ended because", [run.reason for run in found]),
+        )
+        if not any(values)
+    }
+    shown = [place for place, name in enumerate(columns) if name not in empty]
+    columns = [columns[place] for place in shown]
+    rows = [tuple(row[place] for place in shown) for row in rows]
     terminal.result(table(f"Runs in {folder}", columns, rows))

@@ -55,6 +55,8 @@ class RunEnding:
     """The error: its class and its message, without secrets."""
     time: str
     """When it was, in UTC, as ISO 8601."""
+    notes: tuple[str, ...] = ()
+    """First lines of the notes of the error, such as where it was raised."""
 
 
 def note_ending(folder: Path, error: BaseException) -> None:
@@ -65,14 +67,20 @@ def note_ending(folder: Path, error: BaseException) -> None:
     """
     said = str(error)
     kind = type(error).__name__
-    text = hide_values(str(redacted(f"{kind}: {said}" if said else kind)))
+    text = _hidden(f"{kind}: {said}" if said else kind)
+    notes = getattr(error, "__notes__", ())
     ending = RunEnding(
         # An interruption is no Exception, so that no handler on its way swallows it.
         state="failed" if isinstance(error, Exception) else "interrupted",
-        reason=text[:_LONGEST_REASON],
+        reason=text,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
+        notes=tuple(_hidden(note.partition("\n")[0]) for note in notes),
     )
     write_private_text(folder / ENDED, json.dumps(asdict(ending)) + "\n")
+
+
+def _hidden(text: str) -> str:
+    return hide_values(str(redacted(text)))[:_LONGEST_REASON]
 
 
 def forget_ending(folder: Path) -> None:
@@ -89,7 +97,10 @@ def read_ending(folder: Path) -> RunEnding | None:
     try:
         found = json.loads((folder / ENDED).read_text(encoding="utf-8"))
         ending = RunEnding(
-            state=found["state"], reason=str(found["reason"]), time=str(found["time"])
+            state=found["state"],
+            reason=str(found["reason"]),
+            time=str(found["time"]),
+            notes=tuple(map(str, found.get("notes", ()))),
         )
     # A torn or foreign note counts as none, so that it cannot break a list of runs.
     except (OSError, ValueError, KeyError, TypeError):
