@@ -20,7 +20,7 @@ DEADLINE_S = 240.0
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     write_recipe(tmp_path, long_grpo())
     train = [sys.executable, "-m", "rl_cli", "train", "small.yaml"]
