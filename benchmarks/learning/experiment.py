@@ -22,6 +22,9 @@ class Curve:
     values: list[float]
     levels: Mapping[str, float] = field(default_factory=dict)
     """Horizontal lines by label, for example what the teacher reaches."""
+    rejected: list[float] | None = None
+    """Share of the right answers that a second check rejects, as often as the values;
+    None: there is no such check."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,8 @@ class Experiment:
     """What the curve shows."""
     run: Callable[[Path, int, KeptWorkers], Curve]
     """Trains in an empty folder with a seed, in the processes of a pool."""
+    algorithm: str | None = None
+    """The algorithm, where the experiment is not named after it or a preset."""
 
 
 def train(

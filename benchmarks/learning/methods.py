@@ -1,11 +1,11 @@
-"""The methods that can be measured, by name."""
+"""The methods and worlds that can be measured, by name."""
 
 from __future__ import annotations
 
 from benchmarks.learning.experiment import Experiment
-from benchmarks.learning.games import sliding_puzzle
 from benchmarks.learning.pairs import dpo, reward_model
 from benchmarks.learning.sampling import distillation, gdpo, on_sorting, ppo
+from benchmarks.learning.worlds import WORLDS
 
 __all__ = ["EXPERIMENTS"]
 
@@ -43,15 +43,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         "reinforce_plus_plus_baseline", "REINFORCE++ baseline"
     ),
     "gdpo": Experiment("GDPO, two rewards", "held-out accuracy", gdpo),
-    "sliding_puzzle": Experiment(
-        "GRPO on the sliding puzzle, up to 16 turns",
-        "held-out boards solved",
-        sliding_puzzle,
-    ),
     "ppo": Experiment("PPO", "held-out accuracy", ppo),
     "rm": Experiment("Reward model", "held-out pairs in the right order", reward_model),
     "dpo": Experiment("DPO", "held-out pairs in the right order", dpo),
     "distillation": Experiment(
         "On-policy distillation", "held-out accuracy", distillation
     ),
+    **WORLDS,
 }

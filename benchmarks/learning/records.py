@@ -26,7 +26,7 @@ def measure(name: str, seeds: list[int], path: Path) -> None:
         "name": name,
         "title": experiment.title,
         "label": experiment.label,
-        "algorithm": preset.algorithm if preset is not None else name,
+        "algorithm": experiment.algorithm or (preset.algorithm if preset else name),
         "seeds": json.loads(path.read_text())["seeds"] if path.exists() else {},
     }
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -38,6 +38,7 @@ def measure(name: str, seeds: list[int], path: Path) -> None:
                 "steps": curve.steps,
                 "values": curve.values,
                 "levels": dict(curve.levels),
+                **({} if curve.rejected is None else {"rejected": curve.rejected}),
                 "wall_s": round(time.monotonic() - began_s, 1),
             }
             print(name, seed, json.dumps(record["seeds"][str(seed)]), flush=True)
