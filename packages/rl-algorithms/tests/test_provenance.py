@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rl_algorithms import DataConfig, DataModule
-from rl_algorithms.data.provenance import fingerprint
+from rl_algorithms.data.provenance import SourceRecord, fingerprint, joint_fingerprint
 from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 ROWS: list[dict[str, Any]] = [
@@ -72,3 +72,35 @@ def test_a_fingerprint_of_many_rows_reads_a_thousand() -> None:
     assert fingerprint(Many()) == fingerprint(Many())
     assert len(read) == 2000
     assert read[:3] == [0, 1000, 2000]
+
+
+def test_a_resume_with_other_rows_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    rows = [{"prompt": f"{n}?"} for n in range(4)]
+    other = [{"prompt": "9?"}]
+
+    def loader(train: list[dict[str, Any]]) -> Any:
+        return module({}, train=train).train_loader
+
+    state = loader(rows).state_dict()
+    with caplog.at_level("WARNING", logger="rl_algorithms"):
+        loader(rows).load_state_dict(state)
+        older = {key: value for key, value in state.items() if key != "fingerprint"}
+        loader([*other, *rows[1:]]).load_state_dict(older)
+        assert not caplog.messages
+        changed = loader([*other, *rows[1:]])
+        changed.load_state_dict({**state, "position": 2})
+    [said] = caplog.messages
+    assert "has other rows than when the checkpoint was saved" in said
+    assert state["fingerprint"] in said
+    assert changed.state_dict()["position"] == 2
+
+
+def test_a_mixture_has_a_fingerprint_of_all_its_training_rows() -> None:
+    def record(part: str, digits: str) -> SourceRecord:
+        return SourceRecord(part, "rows", 4, digits, None, None)
+
+    first, second = record("train", "a" * 16), record("train", "b" * 16)
+    held_out = record("validation", "c" * 16)
+    assert joint_fingerprint([first, held_out]) == first.fingerprint
+    found = [[first, second], [second, first], [first, first], [first]]
+    assert len({joint_fingerprint(records) for records in found}) == 4

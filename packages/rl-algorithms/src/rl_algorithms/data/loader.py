@@ -13,8 +13,11 @@ from rl_algorithms.data.pass_rate_filter import DATA_ROW, PassRateFilter
 from rl_algorithms.errors import DataError, EmptyDatasetError
 from rl_algorithms.seeds import permutation
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.logs.logging import get_logger
 
 __all__ = ["BatchedDataLoader", "RowOrder"]
+
+_logger = get_logger(__name__)
 
 Batch = Any
 """Type of the batches that `collate_fn` returns; a `BatchedDataDict` by default."""
@@ -182,6 +185,9 @@ class BatchedDataLoader:
         self._collate = collate_fn if collate_fn is not None else _default_collate
         self._row_order = order
         self._pass_rates = pass_rates
+        self.fingerprint: str | None = None
+        """Fingerprint of the rows, saved with the position; a resume with another one
+        warns. None: unknown."""
         self._shard = slice(shard_index, None, num_shards)
         self._epoch, self._position = 0, 0
         self._order: tuple[int, NDArray[np.int64]] | None = None
@@ -309,6 +315,8 @@ class BatchedDataLoader:
             state["mixture"] = self._row_order.state()
         if self._pass_rates is not None:
             state["pass_rate_filter"] = self._pass_rates.state_dict()
+        if self.fingerprint is not None:
+            state["fingerprint"] = self.fingerprint
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -337,6 +345,17 @@ class BatchedDataLoader:
                 f"cannot resume {self.name}: data.pass_rate_filter was {was} when the "
                 f"state was saved and is {now} now; use the same settings, or start a "
                 "new run"
+            )
+        saved = state.get("fingerprint")
+        # No error: a corrected answer leaves every row at its place.
+        if None not in (saved, self.fingerprint) and saved != self.fingerprint:
+            _logger.warning(
+                "%s has other rows than when the checkpoint was saved (fingerprint %s, "
+                "then %s): the run goes on with the new ones at the same place; start "
+                "a new run if they are not meant to change",
+                self.name,
+                self.fingerprint,
+                saved,
             )
         epoch, position = int(state["epoch"]), int(state["position"])
         if epoch < 0 or not 0 <= position <= self.num_rows:

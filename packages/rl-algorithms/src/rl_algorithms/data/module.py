@@ -24,7 +24,11 @@ from rl_algorithms.data.pass_rate_filter import PassRateFilter
 from rl_algorithms.data.preferences import PreferenceCollator, process_preferences
 from rl_algorithms.data.preflight import NO_SOURCE
 from rl_algorithms.data.prompts import process_prompts
-from rl_algorithms.data.provenance import SourceRecord, record_of
+from rl_algorithms.data.provenance import (
+    SourceRecord,
+    joint_fingerprint,
+    record_of,
+)
 from rl_algorithms.data.streaming import RowStream, StreamLoader
 from rl_algorithms.data.types import Rows, Tokenizer
 from rl_algorithms.data.unknown_tokens import unknown_prompts
@@ -126,7 +130,9 @@ class DataModule:
             sources = self._without_overlaps(sources, held_out)
             self._sources = {s.title: self._processed(s) for s in sources}
             self.train_dataset = _joined(self._sources.values())
-            self.train_loader = self._train_loader(sources)
+            loader = self._train_loader(sources)
+            loader.fingerprint = joint_fingerprint(self.provenance)
+            self.train_loader = loader
         self._note(held_out, "validation")
         self.validation_datasets = {
             source.title: self._processed(source)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rl_algorithms.data.formats import data_formats
 from rl_algorithms.data.loading import LoadedSource
 from rl_algorithms.data.types import Rows
 
-__all__ = ["SourceRecord", "fingerprint", "record_of"]
+__all__ = ["SourceRecord", "fingerprint", "joint_fingerprint", "record_of"]
 
 _MOST_ROWS = 1000
 """Number of rows that a fingerprint reads, so that it takes milliseconds for any size.
@@ -52,6 +53,14 @@ def record_of(source: LoadedSource, part: str) -> SourceRecord:
         source.format,
         form.licence if form is not None else None,
     )
+
+
+def joint_fingerprint(records: Sequence[SourceRecord]) -> str:
+    """Return one fingerprint of the training rows of all sources, in their order."""
+    found = [record.fingerprint for record in records if record.part == "train"]
+    if len(found) == 1:
+        return found[0]
+    return hashlib.sha256("".join(found).encode()).hexdigest()[:16]
 
 
 def fingerprint(rows: Rows) -> str:
