@@ -545,6 +545,33 @@ def _checkpoint_without_the_buffer() -> list[Patch]:
     return [(training, "to_dict", to_dict)]
 
 
+@_defect("a checkpoint has answers as scored that wait for their reward")
+def _checkpoint_with_unscored_answers() -> list[Patch]:
+    original = checkpoint_state._answer_to_dict
+
+    def answer_to_dict(answer: Any) -> Any:
+        if answer.rows is None or answer.phase is AnswerPhase.SCORED:
+            return original(answer)
+        names = ("rows", "oldest_version", "newest_version", "num_tokens", "reward")
+        return {name: getattr(answer, name) for name in names}
+
+    return [(checkpoint_state, "_answer_to_dict", answer_to_dict)]
+
+
+@_defect("answers of a checkpoint lose the version that sampled them", covering=True)
+def _restored_answers_count_as_new() -> list[Patch]:
+    original = checkpoint_state._group_of
+
+    def group_of(state: RunState, entry: Any) -> Group:
+        group: Group = original(state, entry)
+        for answer in group.answers:
+            if answer.rows is not None:
+                answer.oldest_version = state.step
+        return group
+
+    return [(checkpoint_state, "_group_of", group_of)]
+
+
 @_defect("a step begins while the checkpoint before it is written", covering=True)
 def _step_during_a_checkpoint() -> list[Patch]:
     original = training.Training._save

@@ -365,6 +365,8 @@ class Ledger:
             )
         for entry in state["groups"]:
             for answer in entry.get("answers", ()):
+                if answer is None:
+                    continue
                 row = rows.get(answer["rows"])
                 if row is None or not row.is_scored or row.prompt != entry["prompt"]:
                     _fail("a checkpoint has its rows", f"prompt {entry['prompt']}")
@@ -549,6 +551,7 @@ class Ledger:
             answer["rows"]
             for entry in state["groups"]
             for answer in entry.get("answers", ())
+            if answer is not None
         }
         books = copy.deepcopy(self.books)
         books.live = {entry["prompt"] for entry in state["groups"]}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import json
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +23,10 @@ from rl_algorithms.ppo.config import PPOConfig
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.engine import RolloutEngine
 from rl_algorithms.trainers.ahead import scoring
+from rl_algorithms.trainers.ahead.answer_files import read_answers, write_answers
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.sampler import AheadSampler
+from rl_algorithms.trainers.ahead.saved import SavedAhead
 from rl_algorithms.trainers.ahead.scoring import (
     EnvironmentDesk,
     calls_of,
@@ -85,7 +90,7 @@ class Run:
         sample=None,
         calls_at_once=1,
         rollout=None,
-        state=None,
+        saved=None,
         first_step=0,
         max_num_steps=4,
         **config,
@@ -126,7 +131,7 @@ class Run:
             calls_at_once=calls_at_once,
             pad_token_id=tokenizer.pad_token_id,
             check=lambda: None,
-            state=state,
+            saved=saved,
             log_folder=tmp_path,
         )
 
@@ -392,15 +397,45 @@ class TestResume:
 
         with Run(tokenizer, tmp_path, slow, calls_at_once=4, max_staleness=1) as run:
             first, _ = run.step()
-            state = run.sampler.state()
+            saved = run.sampler.state()
             release.set()
         assert "a" not in first
-        assert all("answers" not in group for group in state["groups"])
         with Run(
-            tokenizer, tmp_path, good, max_staleness=1, state=state, first_step=1
+            tokenizer, tmp_path, good, max_staleness=1, saved=saved, first_step=1
         ) as run:
             rest = [run.step()[0] for _ in range(3)]
         assert sorted(first + "".join(rest)) == list(LETTERS)
+
+    def test_finished_answers_are_not_sampled_again(self, tokenizer, tmp_path):
+        def judge(log, info):
+            if log[0]["content"] == "b":
+                assert release.wait(DEADLINE_S)
+            return 1.0, True, ""
+
+        release = threading.Event()
+        with Run(tokenizer, tmp_path, judge, calls_at_once=4, max_staleness=0) as run:
+            end_s = time.monotonic() + DEADLINE_S
+            while len((saved := run.sampler.state()).answers) < 2:
+                assert time.monotonic() < end_s
+            release.set()
+        (odd, answer), *_ = saved.answers.items()
+        strange = replace(answer.played, metadata=[object()])
+        more = {**saved.answers, 99: replace(answer, played=strange)}
+        # What is no plain value is left out, and nothing else.
+        assert write_answers(tmp_path, more) == {99}
+        again = read_answers(tmp_path)
+        assert set(again) == set(saved.answers)
+        row, found = answer.played.rows(), again[odd].played.rows()
+        assert torch.equal(row["input_ids"], found["input_ids"])
+        assert torch.equal(row["token_mask"], found["token_mask"])
+        assert (row["texts"], row["ending"]) == (found["texts"], found["ending"])
+        held = SavedAhead.read(json.loads(json.dumps(saved.state)), tmp_path)
+        assert sorted(a.prompt for a in held.answers.values()) == [0, 0]
+        with Run(tokenizer, tmp_path, good, max_staleness=0, saved=held) as run:
+            assert run.step()[0] == "ab"
+            first = run.generation.calls[0]
+        # Only those of the prompt whose reward was still missing.
+        assert first.size == 2
 
     def test_after_a_run_in_turns(self, tokenizer, tmp_path):
         with Run(tokenizer, tmp_path, good, max_staleness=0) as run:
@@ -412,9 +447,9 @@ class TestResume:
     def test_a_state_of_another_step(self, tokenizer, tmp_path):
         with Run(tokenizer, tmp_path, good, max_staleness=0) as run:
             run.step()
-            state = run.sampler.state()
+            saved = run.sampler.state()
         with pytest.raises(ScheduleError, match="schedule after 1 steps and weights"):
-            Run(tokenizer, tmp_path, good, max_staleness=0, state=state, first_step=2)
+            Run(tokenizer, tmp_path, good, max_staleness=0, saved=saved, first_step=2)
 
 
 class TestRefusals:

@@ -91,6 +91,7 @@ def test_groups_that_a_lower_staleness_makes_too_old_are_dropped_and_reported():
         for entry in state["groups"]
         if "answers" in entry
     }
+    assert all(None not in entry.get("answers", ()) for entry in state["groups"])
     too_old = sorted(n for n, version in versions.items() if version < 2)
     assert too_old
     driver = Driver(settings(max_staleness=0), state=state).run()
@@ -106,7 +107,7 @@ def test_groups_that_a_lower_staleness_makes_too_old_are_dropped_and_reported():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "must have format 1: got 2"),
+        ({"format": 3}, "must have format 2 or an older one: got 3"),
         ({"prompts_per_epoch": 9}, "prompts_per_epoch was 9 when .* and is 8 now"),
         ({"num_generations_per_prompt": 4}, "num_generations_per_prompt was 4"),
         ({"step": None}, None),

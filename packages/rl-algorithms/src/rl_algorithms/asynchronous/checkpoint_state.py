@@ -1,23 +1,25 @@
 """The state of a schedule in a checkpoint: plain JSON values.
 
-It describes the run after the completed steps. Finished groups keep their answers,
-whose rows the driver writes beside the state. Groups that are being sampled keep only
-the names of their answers, so that they are sampled again with the same seeds. Each
-prompt is exactly one of: in this state, trained on, dropped, or still to be drawn.
+It describes the run after the completed steps. Scored answers are kept, also those of
+unfinished groups; the driver writes their rows beside the state. Of other answers only
+the names are kept, so that they are sampled again with the same seeds. Each prompt is
+exactly one of: in this state, trained on, dropped, or still to be drawn.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rl_algorithms.asynchronous.groups import Answer, AnswerPhase, Group
 from rl_algorithms.asynchronous.state import RunState
 from rl_algorithms.errors import ScheduleError
 
-__all__ = ["restore", "to_dict"]
+__all__ = ["restore", "saved_rows", "to_dict", "without_rows"]
 
-_FORMAT = 1
+_FORMAT = 2
+# Format 1 has answers of finished groups only.
+_READABLE = (1, _FORMAT)
 # A group's shape and a prompt's number depend on these two, so a saved state means
 # something else when they change.
 _SAME = ("num_generations_per_prompt", "prompts_per_epoch")
@@ -47,19 +49,50 @@ def _group_to_dict(group: Group) -> dict[str, Any]:
         # Kept, or a prompt that always fails could be tried without end across resumes.
         "failures": [answer.failures for answer in group.answers],
     }
-    # An unfinished group is sampled again, so its rows need not be kept.
-    if group.is_finished:
-        saved["answers"] = [
-            {
-                "rows": answer.rows,
-                "oldest_version": answer.oldest_version,
-                "newest_version": answer.newest_version,
-                "num_tokens": answer.num_tokens,
-                "reward": answer.reward,
-            }
-            for answer in group.answers
-        ]
+    if group.has(AnswerPhase.SCORED):
+        saved["answers"] = [_answer_to_dict(answer) for answer in group.answers]
     return saved
+
+
+def _answer_to_dict(answer: Answer) -> dict[str, Any] | None:
+    """Return a scored answer; None for one that is sampled again."""
+    if answer.phase is not AnswerPhase.SCORED:
+        return None
+    return {
+        "rows": answer.rows,
+        "oldest_version": answer.oldest_version,
+        "newest_version": answer.newest_version,
+        "num_tokens": answer.num_tokens,
+        "reward": answer.reward,
+    }
+
+
+def saved_rows(saved: Mapping[str, Any]) -> list[int]:
+    """Return the tasks that sampled the answers in a saved state."""
+    return [
+        answer["rows"]
+        for group in saved["groups"]
+        for answer in group.get("answers", ())
+        if answer is not None
+    ]
+
+
+def without_rows(saved: Mapping[str, Any], rows: Collection[int]) -> dict[str, Any]:
+    """Return a saved state in which some answers are still to be sampled.
+
+    Args:
+        saved: Return value of `to_dict`.
+        rows: Tasks that sampled these answers.
+    """
+    groups = []
+    for group in saved["groups"]:
+        left = [
+            None if answer is None or answer["rows"] in rows else answer
+            for answer in group.get("answers", ())
+        ]
+        group = {name: value for name, value in group.items() if name != "answers"}
+        groups.append({**group, "answers": left} if any(left) else group)
+    return {**saved, "groups": groups}
 
 
 def restore(state: RunState, saved: Mapping[str, Any]) -> None:
@@ -93,8 +126,8 @@ def _group_of(state: RunState, entry: Mapping[str, Any]) -> Group:
     for sample, attempt in enumerate(entry["seed_attempts"]):
         answer = Answer(sample, seed_attempt=attempt)
         answer.failures = entry["failures"][sample]
-        if "answers" in entry:
-            values = entry["answers"][sample]
+        values = entry["answers"][sample] if "answers" in entry else None
+        if values is not None:
             for name, value in values.items():
                 setattr(answer, name, value)
             answer.phase = AnswerPhase.SCORED
@@ -108,9 +141,9 @@ def _check(state: RunState, saved: Mapping[str, Any]) -> None:
             f"the state of a schedule lacks {', '.join(missing)}: it was not saved by "
             "Schedule.state_dict()"
         )
-    if saved["format"] != _FORMAT:
+    if saved["format"] not in _READABLE:
         raise ScheduleError(
-            f"the state of a schedule must have format {_FORMAT}: got "
+            f"the state of a schedule must have format {_FORMAT} or an older one: got "
             f"{saved['format']!r}; resume with the release that saved it"
         )
     for key in _SAME:

@@ -199,8 +199,20 @@ class Algorithm(ABC, Generic[ConfigT]):
         """Return the algorithm's own state for checkpoints, as JSON values."""
         return {}
 
-    def _restore_own(self, state: Mapping[str, Any]) -> None:
+    def _write_own(self, checkpoint: Path) -> None:
+        """Write files that belong to the state that `_own_state` returned last.
+
+        Args:
+            checkpoint: Folder of the checkpoint that is being written.
+        """
+
+    def _restore_own(self, state: Mapping[str, Any], checkpoint: Path | None) -> None:
         """Restore what `_own_state` returned; called before a step, usually the first.
+
+        Args:
+            state: The state.
+            checkpoint: Folder with what `_write_own` wrote; None if the run goes back
+                to its beginning.
 
         Raises:
             ConfigError: The state does not fit the configuration.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class RunCheckpoints:
            policy/weights/      a Hugging Face folder, tokenizer included
            policy/optimizer/    the exact training state
            critic/              the same for the critic, if there is one
+           asynchronous/        finished answers of later steps, if sampled ahead
     ```
 
     Args:
@@ -105,6 +106,7 @@ class RunCheckpoints:
         dataloader: Mapping[str, Any],
         callbacks: Mapping[str, Any],
         own: Mapping[str, Any],
+        write_own: Callable[[Path], None] = lambda folder: None,
         critic: PolicyInterface | None = None,
     ) -> Path:
         """Write a checkpoint and return its folder.
@@ -117,6 +119,7 @@ class RunCheckpoints:
             dataloader: State of the data loader.
             callbacks: States of the callbacks.
             own: State of the algorithm.
+            write_own: Writes files of the algorithm into the folder.
             critic: Second model to save, if any.
 
         Raises:
@@ -146,6 +149,7 @@ class RunCheckpoints:
                     # library.
                     tokenizer_path=weights,
                 )
+            write_own(folder)
         self.saved_at = state.step
         return self._manager.checkpoint_dir / f"step_{state.step}"
 

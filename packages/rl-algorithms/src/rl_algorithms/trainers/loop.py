@@ -262,6 +262,7 @@ class TrainingLoop(Generic[ConfigT]):
                 dataloader=self._loader_state,
                 callbacks=self._hooks.callbacks.state_dict(),
                 own=trainer._own_state(),
+                write_own=trainer._write_own,
                 critic=trainer.components.critic,
             )
             state.last_checkpoint = str(path)
@@ -331,5 +332,5 @@ class TrainingLoop(Generic[ConfigT]):
         trainer.state.last_checkpoint = None if checkpoint is None else str(checkpoint)
         self._loader.load_state_dict(info["dataloader"])
         self._loader_state = self._loader.state_dict()
-        trainer._restore_own(info.get("own", {}))
+        trainer._restore_own(info.get("own", {}), checkpoint)
         self._hooks.callbacks.load_state_dict(info["callbacks"])

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rl_algorithms.data.validation_sets import Loaders
@@ -18,6 +19,7 @@ from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.losses import ClippedPGLossFn
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.sampler import AheadSampler
+from rl_algorithms.trainers.ahead.saved import SavedAhead
 from rl_algorithms.trainers.ahead.scoring import for_several_threads
 from rl_algorithms.trainers.ahead.start import (
     check_ahead,
@@ -51,8 +53,8 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
     _ahead: AheadSampler | None = None
     """Sampler for later steps; None without one, or before the first step."""
     _prompt_source: PromptSource | None = None
-    _saved_ahead: dict[str, Any] | None = None
-    """State of the sampler in the checkpoint that the run resumes."""
+    _saved_ahead: SavedAhead | None = None
+    """What the newest state for a checkpoint, or the one to resume, has of it."""
     _planned: tuple[int | None, int | None] = (None, None)
     """Limits that the sampler was created with."""
 
@@ -163,13 +165,10 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         # weights of both sides.
         super().sync_weights()
         self._planned = self.limits
+        # Handed over: its answers must not fill memory beside those of the sampler.
+        saved, self._saved_ahead = self._saved_ahead, None
         return start_ahead(
-            self,
-            asynchronous,
-            prompts,
-            self._rollouts,
-            self._at_work,
-            self._saved_ahead,
+            self, asynchronous, prompts, self._rollouts, self._at_work, saved
         )
 
     def sync_weights(self) -> None:
@@ -191,10 +190,19 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
 
     def _own_state(self) -> dict[str, Any]:
         if self._ahead is not None:
-            return {"asynchronous": self._ahead.state()}
-        return {"asynchronous": self._saved_ahead} if self._saved_ahead else {}
+            self._saved_ahead = self._ahead.state()
+        saved = self._saved_ahead
+        return {} if saved is None else {"asynchronous": saved.state}
 
-    def _restore_own(self, state: Mapping[str, Any]) -> None:
+    def _write_own(self, checkpoint: Path) -> None:
+        if self._saved_ahead is not None:
+            self._saved_ahead.write(checkpoint)
+        if self._ahead is not None:
+            # Its answers are used up by later steps, and would fill memory until the
+            # next checkpoint.
+            self._saved_ahead = None
+
+    def _restore_own(self, state: Mapping[str, Any], checkpoint: Path | None) -> None:
         saved = state.get("asynchronous")
         if saved and saved["groups"] and not self.samples_ahead:
             raise ConfigError(
@@ -202,7 +210,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
                 "run without asynchronous would leave out: resume it with asynchronous "
                 "(max_staleness=0 for the synchronous order)"
             )
-        self._saved_ahead = saved
+        self._saved_ahead = SavedAhead.read(saved, checkpoint) if saved else None
 
     def _waits(self) -> Sequence[str]:
         ahead = self._ahead

@@ -14,7 +14,7 @@ trainer calls for groups that are handed to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,10 @@ from rl_algorithms.asynchronous.workers import Worker
 from rl_algorithms.rollout import RolloutEngine
 from rl_algorithms.rollout.generator_desk import GeneratorDesk
 from rl_algorithms.rollout.judge import Verdict
+from rl_algorithms.rollout.trajectories import Trajectories
 from rl_algorithms.trainers.ahead.agents import AheadAgents
 from rl_algorithms.trainers.ahead.controller import Controller
-from rl_algorithms.trainers.ahead.jobs import Job, Scoring
+from rl_algorithms.trainers.ahead.jobs import FinishedAnswer, Job, Scoring
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.scoring import EnvironmentDesk
 from rl_algorithms.trainers.ahead.shape import RunShape
@@ -81,6 +82,7 @@ class AnswersInFlight:
         self._prompts, self._rollouts = prompts, rollouts
         self._jobs: dict[int, Job] = {}
         self._scorings: dict[int, Scoring] = {}
+        self._finished: dict[int, FinishedAnswer] = {}
         self._attempts: dict[tuple[int, int], _Attempts] = {}
         self._new_jobs: list[Job] = []
         self._new_scorings: list[Scoring] = []
@@ -104,22 +106,27 @@ class AnswersInFlight:
 
     # --- groups that are handed to the trainer: in its thread -------------------------
 
-    def of_step(self, train: act.Train) -> list[list[Job]]:
+    def of_step(self, train: act.Train) -> list[list[FinishedAnswer]]:
         """Return the answers of a step, by group."""
-        return [[self._jobs[rows] for rows in group.rows] for group in train.groups]
+        return [[self._finished[rows] for rows in group.rows] for group in train.groups]
 
     def num_retried(self, train: act.Train) -> int:
         """Return the number of attempts at the answers of a step beyond the first."""
-        # Looked up one by one: the controller changes other entries meanwhile, and
-        # iterating over the dictionary would fail.
-        attempts = [
-            self._attempts[group.prompt, sample].count
-            for group in train.groups
-            for sample in range(self._shape.num_generations)
-        ]
-        return sum(attempts) - len(attempts)
+        groups = self.of_step(train)
+        return sum(answer.attempts - 1 for group in groups for answer in group)
 
     # --- actions of the schedule: in the controller's thread --------------------------
+
+    def finished(self, rows: Collection[int]) -> dict[int, FinishedAnswer]:
+        """Return answers that have their rewards, by the task that sampled them."""
+        return {number: self._finished[number] for number in rows}
+
+    def restore(self, answers: Mapping[int, FinishedAnswer]) -> None:
+        """Keep answers of a checkpoint, as if they had been sampled here."""
+        for rows, answer in answers.items():
+            self._finished[rows] = answer
+            key = (answer.prompt, answer.sample)
+            self._attempts[key] = _Attempts(answer.attempts)
 
     @property
     def scores_in_time(self) -> bool:
@@ -187,11 +194,12 @@ class AnswersInFlight:
 
     def discard(self, rows: int) -> None:
         """Release the answer that a sampling task produced."""
-        job = self._jobs.pop(rows, None)
-        if job is not None and job.played is not None:
+        self._jobs.pop(rows, None)
+        answer = self._finished.pop(rows, None)
+        if answer is not None:
             # A scored answer is discarded only with its whole group, which was trained
             # on or dropped, so the prompt is not needed again.
-            self.release(job.asked.prompt.number)
+            self.release(answer.prompt)
 
     def release(self, number: int) -> None:
         """Release a prompt that is trained on or dropped."""
@@ -211,8 +219,7 @@ class AnswersInFlight:
         assert scoring.task is not None
         self._scorings.pop(scoring.task, None)
         job = scoring.job
-        job.played = played = job.conversation.played()
-        asked = job.asked
+        played, asked = job.conversation.played(), job.asked
         attempts = self._attempts[asked.prompt.number, asked.name.sample]
         elapsed_s = time.monotonic() - attempts.began_s
         values: dict[str, Any] = {
@@ -222,14 +229,22 @@ class AnswersInFlight:
         }
         if self._rollouts.wants_again(played, attempts.count, elapsed_s):
             error = played.notes.errors[0]
-            job.played = None
             self._controller.tell(
                 ev.ScoreFailed, **values, reason=str(error or "it got no reward")
             )
         else:
             # An answer that failed for good counts as scored: the result of the step
             # decides what becomes of it, as in a synchronous run.
+            self._finish(job, played, attempts.count)
             self._controller.tell(ev.Scored, **values, reward=float(played.rewards[0]))
+
+    def _finish(self, job: Job, played: Trajectories, attempts: int) -> None:
+        """Keep an answer for its step."""
+        name, oldest = job.asked.name, job.oldest_version
+        assert oldest is not None  # noted before each call of the generator
+        self._finished[job.asked.task] = FinishedAnswer(
+            job.asked.prompt.number, name.sample, attempts, oldest, played
+        )
 
     def _lose(self, job: Job, error: Exception) -> None:
         """Retry an answer that could not be sampled, or report it as it is."""

@@ -13,7 +13,7 @@ from rl_algorithms.rollout.trajectories import Trajectories
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
-__all__ = ["Job", "Scoring"]
+__all__ = ["FinishedAnswer", "Job", "Scoring"]
 
 
 @dataclass(slots=True)
@@ -27,8 +27,6 @@ class Job:
     newest_version: int | None = None
     is_cancelled: bool = False
     """Whether the answer is no longer wanted."""
-    played: Trajectories | None = None
-    """The finished row, once it has its reward."""
 
     def note_version(self, version: int) -> None:
         """Record the weight version that samples the next turn."""
@@ -72,6 +70,22 @@ class Job:
         """A conversation whose turns are requested here, unlike those of an agent."""
         assert isinstance(self.conversation, OpenConversation)
         return self.conversation
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedAnswer:
+    """An answer that has its reward, and waits for its step."""
+
+    prompt: int
+    """Number of the prompt."""
+    sample: int
+    """Index among the answers to the prompt."""
+    attempts: int
+    """Number of attempts that it took."""
+    oldest_version: int
+    """Oldest version of its tokens, by the schedule's count."""
+    played: Trajectories
+    """Its row."""
 
 
 @dataclass(slots=True)

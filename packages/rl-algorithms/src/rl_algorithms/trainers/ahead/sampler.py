@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rl_algorithms.asynchronous import actions as act, events as ev
+from rl_algorithms.asynchronous.checkpoint_state import saved_rows
 from rl_algorithms.asynchronous.schedule import Schedule
+from rl_algorithms.asynchronous.staleness import StalenessRule
 from rl_algorithms.asynchronous.workers import TRAINER
 from rl_algorithms.errors import ScheduleError
 from rl_algorithms.rollout import RolloutEngine, RolloutResult
@@ -19,6 +21,7 @@ from rl_algorithms.trainers.ahead.answers import (
 )
 from rl_algorithms.trainers.ahead.controller import Controller
 from rl_algorithms.trainers.ahead.prompts import PromptSource
+from rl_algorithms.trainers.ahead.saved import SavedAhead
 from rl_algorithms.trainers.ahead.shape import RunShape
 from rl_algorithms.trainers.ahead.weights import PublishedVersions
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
@@ -53,8 +56,8 @@ class AheadSampler:
         calls_at_once: Number of calls that the environment takes at a time.
         pad_token_id: Token that pads rows to one length.
         check: Called during waits; raises if a signal or a request ends the run.
-        state: Return value of `state` from the checkpoint to resume; None for a new run
-            or a checkpoint without one.
+        saved: What the checkpoint to resume holds; None for a new run or a checkpoint
+            without a schedule.
         log_folder: Folder of the event log, if the configuration enables it.
     """
 
@@ -70,7 +73,7 @@ class AheadSampler:
         calls_at_once: int,
         pad_token_id: int,
         check: Callable[[], None],
-        state: Mapping[str, Any] | None,
+        saved: SavedAhead | None,
         log_folder: Path,
     ) -> None:
         self._config, self._shape = config, shape
@@ -85,7 +88,10 @@ class AheadSampler:
         self._versions = PublishedVersions(sync, shape.first_step)
         self._loaded = shape.first_step
         schedule = Schedule(shape.settings(config, prompts.prompts_per_epoch))
-        self._resume(schedule, state)
+        if saved is not None:
+            rule = StalenessRule(config.max_staleness, shape.num_prompts)
+            saved = saved.within(rule)
+        self._resume(schedule, None if saved is None else saved.state)
         log = log_folder / f"events_{shape.first_step:06d}.jsonl"
         self._controller = Controller(
             schedule,
@@ -108,6 +114,8 @@ class AheadSampler:
             on_loaded=self._note_loaded,
             on_failure=self._fail,
         )
+        if saved is not None:
+            self._answers.restore(saved.answers)
         self._controller.start(self._resumed)
         self._controller.tell(ev.Begin)
 
@@ -152,13 +160,10 @@ class AheadSampler:
         if train is None:
             return None, {}
         groups = self._answers.of_step(train)
-        played = [[job.played for job in group if job.played] for group in groups]
+        played = [[answer.played for answer in group] for group in groups]
         result = self._rollouts.finish(played, self._answers.num_retried(train))
         ages = [
-            train.step - job.oldest_version
-            for group in groups
-            for job in group
-            if job.oldest_version is not None
+            train.step - answer.oldest_version for group in groups for answer in group
         ]
         with self._changed:
             dropped, self._num_dropped = self._num_dropped, 0
@@ -208,18 +213,16 @@ class AheadSampler:
         """Reason why no further step comes, or None."""
         return None if self._end is None else self._end.reason
 
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, as JSON values.
+    def state(self) -> SavedAhead:
+        """Return what a checkpoint has to hold."""
 
-        Finished answers are left out. Their prompts are included, and are sampled again
-        with the same seeds.
-        """
-        state = self._controller.ask(lambda schedule: schedule.state_dict())
-        groups = [
-            {name: value for name, value in group.items() if name != "answers"}
-            for group in state["groups"]
-        ]
-        return {**state, "groups": groups}
+        def look(schedule: Schedule) -> SavedAhead:
+            # Both at once, in the controller's thread: an answer may be scored, or a
+            # group dropped, in between.
+            state = schedule.state_dict()
+            return SavedAhead(state, self._answers.finished(saved_rows(state)))
+
+        return self._controller.ask(look)
 
     def waits(self, timeout_s: float) -> str:
         """Return what the next step waits for; may be called from any thread.

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from rl_algorithms.rollout import RolloutEngine
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.sampler import AheadSampler
+from rl_algorithms.trainers.ahead.saved import SavedAhead
 from rl_algorithms.trainers.ahead.scoring import calls_of
 from rl_algorithms.trainers.ahead.shape import RunShape
 from rl_algorithms.trainers.run.state import TrainerState
@@ -86,7 +87,7 @@ def start_ahead(
     prompts: PromptSource,
     rollouts: RolloutEngine,
     tools: StepTools,
-    state: dict[str, Any] | None,
+    saved: SavedAhead | None,
 ) -> AheadSampler:
     """Begin to sample ahead of a trainer; its generator must have the weights.
 
@@ -96,7 +97,7 @@ def start_ahead(
         prompts: Source of the prompts.
         rollouts: Engine that plays conversations.
         tools: Tools of the step, which check for signals.
-        state: State of the sampler from the checkpoint to resume; None without one.
+        saved: What the checkpoint to resume holds of it; None without one.
     """
     config, parts = trainer.config, trainer.components
     sampling = config.sampling
@@ -123,6 +124,6 @@ def start_ahead(
         calls_at_once=calls_of(parts.required.environment),
         pad_token_id=pad if pad is not None else 0,
         check=tools.check,
-        state=state,
+        saved=saved,
         log_folder=trainer.run_dir / "asynchronous",
     )
