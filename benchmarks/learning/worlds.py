@@ -16,7 +16,7 @@ from benchmarks.learning.programs import ProgramTasks
 from rl_algorithms import KeptWorkers
 from rl_distributed import load_config
 from rl_distributed.config import merge_configs
-from rl_envs.registry import register_task_source
+from rl_envs.registry import task_registry
 from rl_models import build_model
 from rl_models.build.model import ModelBuildConfig
 
@@ -34,6 +34,10 @@ class World:
     """
 
     def __init__(self, name: str, changes: Mapping[str, Any] | None = None) -> None:
+        # Here and not on import, which would change the names of all task sources for
+        # whoever only lists the worlds.
+        if "programs" not in task_registry:
+            task_registry.register("programs")(ProgramTasks)
         path = Path(__file__).with_name(f"{name}.yaml")
         self._recipe = merge_configs(load_config(path), changes or {})
 
@@ -73,9 +77,6 @@ def _experiment(name: str, title: str, label: str) -> Experiment:
 
     return Experiment(title, label, run, "grpo")
 
-
-# By name, as settings name the tasks of any world.
-register_task_source("programs")(ProgramTasks)
 
 WORLDS: dict[str, Experiment] = {
     "countdown": _experiment(
