@@ -55,6 +55,12 @@ EFFECTS = {
         f"TaskLimits.{name}": "packages/rl-algorithms/tests/test_rollout_limits.py"
         for name in ("turns", "tokens", "seconds")
     },
+    **{
+        f"FileEnvironmentConfig.{name}": (
+            "packages/rl-envs/tests/test_environment_file.py"
+        )
+        for name in ("file", "name", "settings")
+    },
     "FileAgentConfig.command": "packages/rl-envs/tests/test_agents.py",
     "FileAgentConfig.reward_function": "packages/rl-envs/tests/test_agents.py",
     "GymnasiumConfig.credit": "packages/rl-envs/tests/test_bridges_gymnasium.py",

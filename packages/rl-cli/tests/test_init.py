@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from rl_cli.main import _run
-from rl_cli.starter_files import TASKS
+from rl_cli.starter_files import OWN_ENVIRONMENTS, TASKS
 from rl_distributed.testing import local_ray
 
 Capture = pytest.CaptureFixture[str]
+TURNS = "train:avg_turns_per_sample"
 ANSWERED = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(40)]
 BARE = [{"prompt": f"write of {n}"} for n in range(40)]
 PAIRS = [{"prompt": f"{n}?", "chosen": "yes", "rejected": "no"} for n in range(40)]
@@ -87,6 +88,8 @@ def test_every_task_on_every_machine_is_valid_and_can_be_planned(
     assert stage["cluster"]["use_gpus"] is (machine != "cpu")
     assert Path("reward.py").exists() == (task == "reward")
     assert Path("test_reward.py").exists() == (task == "reward")
+    assert Path("environment.py").exists() == (task in OWN_ENVIRONMENTS)
+    assert Path("test_environment.py").exists() == (task in OWN_ENVIRONMENTS)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +144,53 @@ def test_the_reward_passes_its_tests_and_a_wrong_one_fails(
     assert "earn" in failed.stdout
 
 
-def run_tests(folder: Path) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("model", ["small", "someone/model"])
+@pytest.mark.parametrize("task", sorted(OWN_ENVIRONMENTS))
+def test_the_environment_passes_its_tests_and_a_wrong_one_fails(
+    task: str, model: str, place: Path
+) -> None:
+    words = ["--task", task, "--model", model, "--data", "answered.jsonl"]
+    assert _run(["init", "mine", *words, "--yes"], False) == 0
+    folder = place / "mine"
+    passed = run_tests(folder, "test_environment.py")
+    assert passed.returncode == 0, passed.stdout
+    file = folder / "environment.py"
+    # Anything counts as right.
+    file.write_text(
+        re.sub(r"response.strip\(\) == .*strip\(\)", "True", file.read_text())
+    )
+    failed = run_tests(folder, "test_environment.py")
+    assert failed.returncode == 1, failed.stdout
+
+
+def test_environments_of_ones_own_train(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    short = ["stages.grpo.grpo.max_num_steps=2", "output_dir=out", "report.plot=false"]
+    short += ["stages.grpo.grpo.val_at_start=false", "--quiet", "--json"]
+    with local_ray(num_cpus=2):
+        for task in sorted(OWN_ENVIRONMENTS):
+            monkeypatch.chdir(place)
+            assert _run(["init", task, "--task", task, "--yes"], False) == 0
+            monkeypatch.chdir(place / task)
+            assert _run(["train", "run.yaml", *short], False) == 0
+            result = json.loads(capsys.readouterr().out.splitlines()[-1])
+            assert result["steps"] == 2
+            lines = Path("out/stages/grpo/metrics.jsonl").read_text().splitlines()
+            found = [json.loads(line).get("metrics", {}) for line in lines]
+            turns = [m[TURNS] for m in found if TURNS in m]
+            # Answers that are wrong, or call a tool, are followed by others.
+            assert len(turns) == 2
+            assert max(turns) > 1
+
+
+def run_tests(
+    folder: Path, name: str = "test_reward.py"
+) -> subprocess.CompletedProcess[str]:
     """Run the tests in a folder, as a user would."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
-        [*words, "test_reward.py"], cwd=folder, capture_output=True, text=True,
+        [*words, name], cwd=folder, capture_output=True, text=True,
         timeout=120, check=False,
     )  # fmt: skip
 
@@ -170,6 +215,7 @@ def test_a_person_is_asked_what_was_not_given(
         ([], "there is no terminal to ask in: add --model, --data"),
         (["--yes", "--data", "gone.jsonl"], "'gone.jsonl' does not exist"),
         (["--yes", "--data", "bare.jsonl", "--task", "math"], "rows with an answer"),
+        (["--yes", "--data", "bare.jsonl", "--task", "turns"], "rows with an answer"),
         (["--yes", "--machine", "8x"], "such as 8x80GB"),
         (["--yes", "--budget", "0"], "from 1 to"),
         (["--yes", "--task", "praise"], "praise"),

@@ -1,9 +1,10 @@
-"""Files written by `rl init`: a run file, example rows and a reward function.
+"""Files written by `rl init`: a run file, example rows, a reward or an environment.
 
 ```
 Answers -> section by section -> run.yaml
         -> rows.jsonl, held_out.jsonl if the rows are generated
         -> reward.py, test_reward.py  if the reward is the user's own
+        -> environment.py, test_environment.py  if the environment is
 ```
 Pure functions that return texts by file name. Imports nothing heavy.
 """
@@ -20,12 +21,30 @@ from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from rl_cli.gpus import parse_gpus
+from rl_cli.starter_environments import (
+    environment_files,
+    needed_characters,
+    num_new_tokens,
+)
 
-__all__ = ["BUILT", "CPU", "EXAMPLE", "TASKS", "Answers", "Task", "starter_files"]
+__all__ = [
+    "BUILT",
+    "CPU",
+    "EXAMPLE",
+    "OWN_ENVIRONMENTS",
+    "TASKS",
+    "Answers",
+    "Task",
+    "starter_files",
+]
 
-Task: TypeAlias = Literal["reward", "math", "code", "imitate", "prefer"]
+Task: TypeAlias = Literal[
+    "reward", "turns", "tools", "math", "code", "imitate", "prefer"
+]
 TASKS: Mapping[Task, str] = {
     "reward": "earn a reward that a function of your own gives",
+    "turns": "converse for several turns with an environment of your own",
+    "tools": "call tools of your own",
     "math": "find the answer that a column holds",
     "code": "write programs that pass the tests of a row",
     "imitate": "answer as the rows do",
@@ -34,6 +53,8 @@ TASKS: Mapping[Task, str] = {
 BUILT, EXAMPLE, CPU = "small", "example", "cpu"
 _ALGORITHMS: Mapping[Task, str] = {
     "reward": "grpo",
+    "turns": "grpo",
+    "tools": "grpo",
     "math": "grpo",
     "code": "grpo",
     "imitate": "sft",
@@ -42,6 +63,8 @@ _ALGORITHMS: Mapping[Task, str] = {
 _RATES = {"grpo": 1e-6, "sft": 1e-5, "dpo": 5e-7}
 assert set(TASKS) == set(get_args(Task))
 _NUM_HELD_OUT = 64
+OWN_ENVIRONMENTS = frozenset({"turns", "tools"})
+"""Tasks whose environment is a file of the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +106,10 @@ def starter_files(answers: Answers, folder: Path) -> dict[str, str]:
     files = {"run.yaml": _run_file(answers, folder)}
     if answers.task == "reward":
         files |= _reward_files(answers.answer_column)
+    if answers.task in OWN_ENVIRONMENTS:
+        column = answers.answer_column or "answer"
+        is_short = answers.model == BUILT
+        files |= environment_files(answers.task, column, is_short=is_short)
     if answers.data == EXAMPLE:
         rows = _example_rows(answers.task)
         files["rows.jsonl"] = _lines(rows[:-_NUM_HELD_OUT])
@@ -116,7 +143,7 @@ def _run_file(answers: Answers, folder: Path) -> str:
 
 def _head(answers: Answers) -> str:
     gpus = "null" if answers.machine == CPU else answers.machine
-    own = _notes_on_reward(answers) if answers.task == "reward" else ""
+    own = _notes_on_file(answers)
     return f"""\
 # What to do next, in this folder:
 #   rl config validate run.yaml    check every key, the data and the reward
@@ -131,13 +158,20 @@ seed: 0
 """
 
 
-def _notes_on_reward(answers: Answers) -> str:
-    lines = [
-        "The reward is the function in reward.py. After each change of it:",
-        "  python -m pytest test_reward.py",
-    ]
+def _notes_on_file(answers: Answers) -> str:
+    if answers.task == "reward":
+        what, name = "The reward is the function in reward.py.", "reward"
+    elif answers.task in OWN_ENVIRONMENTS:
+        what = "The environment is the class in environment.py."
+        name = "environment"
+    else:
+        return ""
+    lines = [f"{what} After each change of it:", f"  python -m pytest test_{name}.py"]
     if answers.data == EXAMPLE:
-        lines.append("  rl envs check reward.py:reward --data rows.jsonl")
+        thing = {"reward": "reward", "environment": "Environment"}[name]
+        lines.append(f"  rl envs check {name}.py:{thing} --data rows.jsonl")
+        if name == "environment":
+            lines.append("  rl envs play environment.py:Environment --data rows.jsonl")
     return "".join(f"# {line}\n" for line in lines)
 
 
@@ -145,7 +179,8 @@ def _model(answers: Answers) -> str:
     if answers.model != BUILT:
         return ""
     printable = "".join(map(chr, range(32, 127))) + "\n"
-    characters = "0123456789max= " if _is_tiny_talk(answers) else printable
+    short = "0123456789max= " + needed_characters(answers.task)
+    characters = short if _is_tiny_talk(answers) else printable
     return f"""\
 # A small transformer with random weights, built here. For a real one remove this
 # section and name it in policy.model_name.
@@ -162,6 +197,9 @@ model:
 
 def _is_tiny_talk(answers: Answers) -> bool:
     """Return True if prompts and answers are just a few digits."""
+    # A real model says more, even of these rows, where it may speak for several turns.
+    if answers.task in OWN_ENVIRONMENTS and answers.model != BUILT:
+        return False
     return answers.data == EXAMPLE and answers.task != "code"
 
 
@@ -172,7 +210,9 @@ def _policy(answers: Answers, folder: Path) -> str:
         lines.append(f"model_name: {_place(answers.model, folder)}")
     if on_gpu:
         lines.append("precision: bfloat16")
-    length = 16 if _is_tiny_talk(answers) else 256 if is_small else 1024
+    # Several turns are one row.
+    tiny = 48 if answers.task in OWN_ENVIRONMENTS else 16
+    length = tiny if _is_tiny_talk(answers) else 256 if is_small else 1024
     lines += [
         "# Longest row: prompt and answer together, in tokens.",
         f"max_total_sequence_length: {length}",
@@ -191,9 +231,13 @@ def _policy(answers: Answers, folder: Path) -> str:
 
 
 def _generation(answers: Answers, length: int) -> list[str]:
+    parts = 4 if answers.task in OWN_ENVIRONMENTS else 2
+    most = length // parts
+    if _is_tiny_talk(answers):
+        most = num_new_tokens(answers.task)
     lines = [
         "# Longest answer, in tokens.",
-        f"max_new_tokens: {2 if _is_tiny_talk(answers) else length // 2}",
+        f"max_new_tokens: {most}",
     ]
     if answers.machine != CPU:
         lines += [
@@ -227,8 +271,11 @@ def _data(answers: Answers, folder: Path) -> str:
 def _env(answers: Answers) -> str:
     if not answers.is_sampled:
         return ""
-    settings = ", settings: {file: reward.py}" if answers.task == "reward" else ""
-    return f"    env: {{name: {answers.task}{settings}}}"
+    if answers.task == "reward":
+        return "    env: {name: reward, settings: {file: reward.py}}"
+    if answers.task in OWN_ENVIRONMENTS:
+        return "    env: {name: file, settings: {file: environment.py}}"
+    return f"    env: {{name: {answers.task}}}"
 
 
 def _settings(answers: Answers) -> str:
@@ -239,10 +286,15 @@ def _settings(answers: Answers) -> str:
             "num_prompts_per_step: 16",
             "num_generations_per_prompt: 8",
         ]
-        if answers.task == "reward":
+        if answers.task in OWN_ENVIRONMENTS:
+            lines += [
+                "# Longest conversation, in answers of the model.",
+                "max_rollout_turns: 3",
+            ]
+        if answers.task in {"reward", *OWN_ENVIRONMENTS}:
             lines += [
                 "# From this reward on a held-out answer counts as right.",
-                "accuracy_threshold: 1.0",
+                f"accuracy_threshold: {0.5 if answers.task == 'turns' else 1.0}",
             ]
     lines += [
         f"val_period: {max(1, answers.steps // 10)}",

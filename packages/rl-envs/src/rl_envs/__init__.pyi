@@ -1,6 +1,10 @@
 from .agents.environment import AgentEnvironment as AgentEnvironment
 from .agents.functions import conversation as conversation
 from .agents.tasks import AgentReward as AgentReward, AgentTask as AgentTask
+from .environment_file import (
+    FileEnvironment as FileEnvironment,
+    FileEnvironmentConfig as FileEnvironmentConfig,
+)
 from .errors import (
     AgentError as AgentError,
     AgentSetupError as AgentSetupError,

@@ -150,7 +150,11 @@ class EnvironmentSpec:
         """Class or function that may declare an `actor_environment`."""
         if isinstance(self.factory, _Existing):
             return type(self.factory.environment)
-        return self.factory
+        # A factory that stands for another class, such as one in a file, names it.
+        named: Callable[..., EnvFactory] | None = getattr(
+            self.factory, "declares", None
+        )
+        return self.factory if named is None else named(*self.args)
 
     def make(self) -> EnvironmentInterface[Any]:
         """Create the environment.

@@ -16,6 +16,7 @@ from rl_cli.starter_files import (
     BUILT,
     CPU,
     EXAMPLE,
+    OWN_ENVIRONMENTS,
     TASKS,
     Answers,
     starter_files,
@@ -72,7 +73,7 @@ def _question(name: str) -> Callable[[Any], Any]:
     return click.option(f"--{name}", type=kind, metavar=metavar, help=text)
 
 
-@click.command(short_help="Create a run file and a reward to start from.")
+@click.command(short_help="Create a run file and a reward or environment.")
 @click.argument("folder", default=".", type=click.Path(path_type=Path, file_okay=False))
 @_question("model")
 @_question("data")
@@ -81,7 +82,10 @@ def _question(name: str) -> Callable[[Any], Any]:
 @_question("budget")
 @click.option("--yes", is_flag=True, help="Ask nothing; use defaults for the rest.")
 def init(folder: Path, *, yes: bool, **given: Any) -> None:
-    """Ask five questions, and write a run file, with a reward function if needed.
+    """Ask five questions, and write a run file.
+
+    A reward function or an environment of your own is written beside it, with tests
+    that pass.
 
     The files are written to FOLDER, by default the current one, without overwriting
     any. Each question is also an option. The result is checked like by
@@ -132,10 +136,10 @@ def _answers(given: dict[str, Any], *, yes: bool) -> Answers:
     for name in missing:
         given[name] = _DEFAULTS[name] if yes else _ask(name)
     data_format, answer_column = _look_at(given["data"], given["task"])
-    if given["task"] == "math" and answer_column is None:
+    if given["task"] in {"math", *OWN_ENVIRONMENTS} and answer_column is None:
         raise ConfigError(
-            f"--task math needs rows with an answer: {given['data']!r} has none; give "
-            "other --data, or --task reward"
+            f"--task {given['task']} needs rows with an answer: {given['data']!r} has "
+            "none; give other --data, or --task reward"
         )
     return Answers(
         given["model"], given["data"], given["task"], given["machine"],
@@ -161,7 +165,8 @@ def _look_at(data: str, task: str) -> tuple[str | None, str | None]:
         return None, "answer"
     if data in data_formats and not Path(data).exists():
         return data, data_formats.get(data).answer_column
-    return None, answers_of(data) if task in ("math", "reward") else None
+    looked_at = {"math", "reward", *OWN_ENVIRONMENTS}
+    return None, answers_of(data) if task in looked_at else None
 
 
 def _check(folder: Path) -> None:
