@@ -184,7 +184,7 @@ class TestSFT:
         assert val[-1] < 0.7 * val[0]
         assert result.metrics["val:accuracy"] == result.metrics["val:reward"]
         assert set(trainer.validation.samples[0]) == {
-            *("prompt", "response", "reward", "expected")
+            *("prompt", "response", "reward", "expected", "ending")
         }
 
 
