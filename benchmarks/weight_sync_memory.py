@@ -96,7 +96,7 @@ def make_models(folder: Path, depth: int) -> dict[str, Path]:
 
 
 def measure(layout: str, model: Path, bucket_bytes: int) -> dict[str, Any]:
-    """Sync one layout, and give what its ranks needed."""
+    """Sync one layout, and return the memory that its ranks needed."""
     config = PolicyConfig.from_dict({"model_name": str(model), **LAYOUTS[layout]})
     settings = WeightSyncConfig.from_dict(
         {
@@ -152,7 +152,7 @@ def on_ranks(policy: TrainingPolicy, work: Any) -> list[int]:
 
 
 def begin(host: Any) -> int:
-    """Let the peak begin anew; gives the resident memory, in KiB."""
+    """Reset the peak; return the resident memory in KiB."""
     Path("/proc/self/clear_refs").write_text("5")
     return _status("VmRSS")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -12,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_envs.interfaces import EnvironmentInterface
-from rl_envs.python_file import PythonFileError, load_from_file
+from rl_envs.python_file import PythonFileError, existing_file, load_from_file
 from rl_envs.registry import EnvironmentSpec, register_env
 
 __all__ = ["FileEnvironment", "FileEnvironmentConfig"]
@@ -31,12 +30,7 @@ class FileEnvironmentConfig(Config):
     @field_validator("file")
     @classmethod
     def _is_a_file(cls, value: str) -> str:
-        path = Path(value).expanduser().resolve()
-        if not path.is_file():
-            kind = "is a folder" if path.is_dir() else "does not exist"
-            raise ValueError(f"must be a Python file: {value!r} {kind}")
-        # Absolute, as workers may run in another folder.
-        return str(path)
+        return existing_file(value)
 
     @model_validator(mode="after")
     def _check_class(self) -> Self:

@@ -12,7 +12,13 @@ from rl_distributed.errors import UserError
 from rl_distributed.suggestion import did_you_mean
 from rl_envs.errors import EnvsError
 
-__all__ = ["PythonFileError", "load_from_file", "load_module", "loaded_files"]
+__all__ = [
+    "PythonFileError",
+    "existing_file",
+    "load_from_file",
+    "load_module",
+    "loaded_files",
+]
 
 _loaded: dict[str, str] = {}
 
@@ -28,6 +34,21 @@ class PythonFileError(EnvsError, UserError, ImportError):
     def __init__(self, message: str, *, is_name: bool = False) -> None:
         super().__init__(message)
         self.is_name = is_name
+
+
+def existing_file(value: str) -> str:
+    """Return the absolute path of a Python file, for a validator of settings.
+
+    Absolute, because workers may run in another folder.
+
+    Raises:
+        ValueError: There is no such file.
+    """
+    path = Path(value).expanduser().resolve()
+    if not path.is_file():
+        kind = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"must be a Python file: {value!r} {kind}")
+    return str(path)
 
 
 def load_from_file(file: str | Path, name: str, *, kind: str, thing: str) -> Any:

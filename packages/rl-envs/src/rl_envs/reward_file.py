@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import field_validator, model_validator
 
 from rl_distributed.config import Config
 from rl_envs.errors import RewardCallError, RewardError
-from rl_envs.python_file import PythonFileError, load_from_file
+from rl_envs.python_file import PythonFileError, existing_file, load_from_file
 from rl_envs.registry import register_env
 from rl_envs.rewards.functional import FunctionalRewardWrapper
 from rl_envs.rewards.lists import make_reward_call
@@ -28,15 +27,7 @@ class FileRewardConfig(Config):
     @field_validator("file")
     @classmethod
     def _is_a_file(cls, value: str) -> str:
-        path = Path(value).expanduser().resolve()
-        if not path.is_file():
-            raise ValueError(
-                f"must be a Python file: {value!r} does not exist"
-                if not path.exists()
-                else f"must be a Python file: {value!r} is a folder"
-            )
-        # Absolute, as workers may run in another folder.
-        return str(path)
+        return existing_file(value)
 
     @model_validator(mode="after")
     def _check_function(self) -> Self:

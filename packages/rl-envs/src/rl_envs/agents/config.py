@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from rl_distributed.config import Config
 from rl_envs.agents.tasks import AgentLimits
+from rl_envs.python_file import existing_file
 
 __all__ = ["AgentConfig", "FileAgentConfig"]
 
@@ -89,14 +90,7 @@ class FileAgentConfig(AgentConfig):
     @field_validator("file", "reward_file")
     @classmethod
     def _is_a_file(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        path = Path(value).expanduser().resolve()
-        if not path.is_file():
-            kind = "is a folder" if path.is_dir() else "does not exist"
-            raise ValueError(f"must be a Python file: {value!r} {kind}")
-        # Workers may run in another folder.
-        return str(path)
+        return None if value is None else existing_file(value)
 
     @model_validator(mode="after")
     def _names_one_agent(self) -> Self:

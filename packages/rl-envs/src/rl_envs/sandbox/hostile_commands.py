@@ -157,7 +157,7 @@ _CALLS = (
     ("kexec_load", "246, 0, 0, 0, 0"),
     ("reboot", "169, 0xfee1dead, 672274793, 0, 0"),
     ("swapon", '167, "x", 0'),
-    ("acct", '163, "/work/a"'),
+    ("acct", '163, "a"'),
     ("settimeofday", "164, zeros, 0"),
     ("sethostname", '170, "escaped", 7'),
     ("open_by_handle", "304, 0, zeros, 0"),
