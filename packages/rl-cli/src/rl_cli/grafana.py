@@ -7,6 +7,7 @@ PANELS -> queries by the names that the sink `prometheus` exposes -> dashboard's
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ __all__ = ["PANELS", "Panel", "grafana_dashboard"]
 
 # Schema of Grafana 10; newer releases upgrade it on import.
 _SCHEMA_VERSION = 38
+_MOST_UID = 40
 _WIDTH, _HEIGHT, _COLUMNS = 8, 7, 3
 _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _ANY = "*"
@@ -120,7 +122,7 @@ def grafana_dashboard(namespace: str = "run") -> dict[str, Any]:
     """
     return {
         "title": "RL runs",
-        "uid": f"rl-runs-{namespace}",
+        "uid": _uid(namespace),
         "tags": ["rl"],
         "schemaVersion": _SCHEMA_VERSION,
         "editable": True,
@@ -129,6 +131,15 @@ def grafana_dashboard(namespace: str = "run") -> dict[str, Any]:
         "templating": {"list": _variables(namespace)},
         "panels": _panels(namespace),
     }
+
+
+def _uid(namespace: str) -> str:
+    """Return an identifier of the length that Grafana accepts."""
+    uid = f"rl-runs-{namespace}"
+    if len(uid) > _MOST_UID:
+        digest = hashlib.sha256(namespace.encode()).hexdigest()
+        uid = f"rl-runs-{digest}"[:_MOST_UID]
+    return uid
 
 
 def _variables(namespace: str) -> list[dict[str, Any]]:
