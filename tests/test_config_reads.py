@@ -117,6 +117,13 @@ EFFECTS = {
     "PrometheusSinkConfig.namespace": (
         "packages/rl-distributed/tests/test_metrics_sinks.py"
     ),
+    # The lock has no Trackio.
+    **{
+        f"TrackioSinkConfig.{name}": (
+            "packages/rl-distributed/tests/test_trackio_sink.py"
+        )
+        for name in ("group", "name", "private", "project", "server_url", "space_id")
+    },
 }
 
 

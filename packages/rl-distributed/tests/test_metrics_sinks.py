@@ -262,14 +262,16 @@ def test_engines_are_imported_only_when_used() -> None:
         "import sys, rl_distributed\n"
         "from rl_distributed.metrics import LoggerFacade, sink_registry\n"
         "for name in sink_registry.names(): sink_registry.get(name)\n"
-        "engines = ('wandb', 'mlflow', 'prometheus_client', 'tensorboard', 'torch',\n"
-        "           'ray', 'pynvml', 'matplotlib')\n"
+        "engines = ('wandb', 'trackio', 'mlflow', 'prometheus_client', 'torch',\n"
+        "           'tensorboard', 'ray', 'pynvml', 'matplotlib')\n"
         "print(sink_registry.names(), [m for m in engines if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=120
     )
-    names = ["console", "jsonl", "mlflow", "prometheus", "tensorboard", "wandb"]
+    names = [
+        "console", "jsonl", "mlflow", "prometheus", "tensorboard", "trackio", "wandb"
+    ]  # fmt: skip
     assert done.stdout.strip() == f"{names} []", done.stderr
 
 

@@ -38,8 +38,8 @@ class LoggerConfig(Config):
     """Folder of everything the sinks write; None: the program's own choice, which is
     the run folder in training."""
     sinks: list[str] = Field(default_factory=lambda: ["jsonl"])
-    """Names of the sinks: console, jsonl, tensorboard, wandb, mlflow, prometheus, or
-    one of another package."""
+    """Names of the sinks: console, jsonl, tensorboard, wandb, mlflow, trackio,
+    prometheus, or one of another package."""
     sink_settings: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Options of single sinks, by name: `{"console": {"only": ["train/"]}}`."""
     on_sink_failure: FailurePolicy = "retry"

@@ -69,8 +69,8 @@ class TrainingRolloutSettings(RolloutSettings):
     `second_check`) before the run warns of reward hacking; 1 for no warning."""
     tables_every: int = Field(10, ge=0)
     """Number of steps between two tables of kept answers, for the sinks that show
-    tables: tensorboard, wandb, mlflow. Prompts and answers are sent to the sink, as are
-    those of every validation. 0 for no tables."""
+    tables: tensorboard, wandb, mlflow, trackio. Prompts and answers are sent to the
+    sink, as are those of every validation. 0 for no tables."""
 
 
 class RolloutTrainerConfig(TrainerConfig):
