@@ -77,7 +77,7 @@ KNOWN = {
     "rl_cli/report/watch_server.py": "the server of watch",
     "rl_models/serving/router.py": "serve",
     "rl_models/serving/huggingface_replica.py": "a replica: its router has its key",
-    "rl_algorithms/rollout/agents/gateway.py": "agents of a run: each task has a key",
+    "rl_algorithms/rollout/agents/policy_server.py": "agents: each task has a key",
 }
 
 

@@ -30,7 +30,7 @@ from rl_distributed.errors import (
     SecurityError,
     UserError,
 )
-from rl_distributed.security.access import make_certificates
+from rl_distributed.security.ray_access import make_certificates
 
 
 @pytest.mark.parametrize(

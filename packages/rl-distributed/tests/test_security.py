@@ -20,8 +20,8 @@ import rl_distributed
 from rl_distributed.cluster.config import ClusterConfig
 from rl_distributed.cluster.start import init_ray
 from rl_distributed.errors import ConfigError, SecurityError, UserError
-from rl_distributed.security import access as security, certificates
-from rl_distributed.security.access import (
+from rl_distributed.security import certificates, ray_access as security
+from rl_distributed.security.ray_access import (
     adopt_token_authentication,
     check_certificates,
     check_token_settings,
@@ -380,7 +380,7 @@ def test_a_script_is_needed_for_no_import():
     """`security` is imported without `cryptography`."""
     code = (
         "import sys; sys.modules['cryptography'] = None; "
-        "import rl_distributed.security.access"
+        "import rl_distributed.security.ray_access"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

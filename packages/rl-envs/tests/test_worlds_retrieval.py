@@ -21,7 +21,7 @@ from rl_envs.worlds.retrieval import (
     RetrievalTasks,
     read_corpus,
 )
-from rl_envs.worlds.retrieval.answers import exact_match, f1_score
+from rl_envs.worlds.retrieval.answer_matching import exact_match, f1_score
 from rl_envs.worlds.retrieval.index import Bm25Index
 
 ROWS = [

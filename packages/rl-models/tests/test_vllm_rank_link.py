@@ -14,7 +14,7 @@ from rl_models.errors import WeightSyncError
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm.async_engine import AsyncEngine
 from rl_models.generation.vllm.rank_link import FollowersEnd, LeadersEnd
-from rl_models.generation.vllm.staged_weights import StagedWeights
+from rl_models.generation.vllm.rank_weight_update import RankWeightUpdate
 
 WAIT_S = 60.0
 
@@ -93,7 +93,7 @@ FILE = ("/dev/shm/weights", [])
 
 @pytest.fixture
 def staged():
-    return StagedWeights(WAIT_S)
+    return RankWeightUpdate(WAIT_S)
 
 
 def offered(staged, pool):
@@ -124,7 +124,7 @@ def test_weights_are_kept_until_they_are_loaded(staged):
         assert staged.state(2) is None
 
 
-@pytest.mark.parametrize("end", [StagedWeights.loaded, "drop"])
+@pytest.mark.parametrize("end", [RankWeightUpdate.loaded, "drop"])
 def test_what_keeps_them_from_being_loaded_is_raised(staged, end):
     staged.begin()
     with ThreadPoolExecutor(1) as pool:
@@ -146,7 +146,7 @@ def test_an_update_that_was_dropped_before_the_weights_came_is_not_waited_for(st
     staged.refuse("w1 came as int8")
     assert staged.state(2) == "w1 came as int8"
     with pytest.raises(WeightSyncError, match=r"take the weights within 0 s"):
-        StagedWeights(0.0).offer(FILE)
+        RankWeightUpdate(0.0).offer(FILE)
 
 
 class Ranks:

@@ -78,7 +78,6 @@ from .trainers.run.history import History as History
 from .trainers.run.result import TrainResult as TrainResult
 from .trainers.run.signals import Interrupted as Interrupted
 from .trainers.run.state import TrainerState as TrainerState
-from .trainers.running_trainer import RunningTrainer as RunningTrainer
 from .trainers.sampling.validation import ValidationResult as ValidationResult
 from .trainers.settings.config import (
     EnvConfig as EnvConfig,
@@ -90,4 +89,5 @@ from .trainers.settings.config_updates import (
 )
 from .trainers.settings.run_settings import RunSettings as RunSettings
 from .trainers.setup.kept_workers import KeptWorkers as KeptWorkers
+from .trainers.trainer_interface import RunningTrainer as RunningTrainer
 from .version import __version__ as __version__

@@ -18,7 +18,7 @@ from rl_distributed_simulated import simulated_nodes
 
 from rl_distributed import RayVirtualCluster, RayWorkerBuilder, RayWorkerGroup, init_ray
 from rl_distributed.cluster.attach import ClusterAddress
-from rl_distributed.security.access import make_certificates, tls_in_use, use_tls
+from rl_distributed.security.ray_access import make_certificates, tls_in_use, use_tls
 
 
 def listeners_without_tls(address: ClusterAddress) -> bool:

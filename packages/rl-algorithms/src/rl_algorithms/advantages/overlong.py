@@ -2,7 +2,7 @@
 
 `overlong_filtering` excludes truncated answers from the loss; `reward_shaping` lowers
 the reward of long answers (DAPO, arXiv:2503.14476, section 3.4). For rows of a data set
-that do not fit, see `rl_algorithms.data.overlong`.
+that do not fit, see `rl_algorithms.data.length_limit`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from rl_algorithms.data.encoding import (
     render_conversation,
     uses_chat_template,
 )
-from rl_algorithms.data.overlong import handle_overlong
+from rl_algorithms.data.length_limit import apply_length_limit
 from rl_algorithms.data.progress import track
 from rl_algorithms.data.prompts import PromptFormat, plain_text
 from rl_algorithms.data.types import DatumSpec, Row, Rows, Tokenizer
@@ -81,7 +81,7 @@ def process_demonstrations(
                 f"needs an answer that is not empty, from one of the roles "
                 f"{', '.join(config.roles_to_train_on)} (data.roles_to_train_on)"
             )
-    return handle_overlong(
+    return apply_length_limit(
         data, max_length=max_length, config=config, name=name, noun="demonstration"
     )
 

@@ -29,7 +29,7 @@ from rl_algorithms.data.encoding import (
     render_conversation,
     uses_chat_template,
 )
-from rl_algorithms.data.overlong import handle_overlong
+from rl_algorithms.data.length_limit import apply_length_limit
 from rl_algorithms.data.preference_columns import Messages, find_pairs
 from rl_algorithms.data.prompts import PromptFormat, plain_text
 from rl_algorithms.data.types import Rows, Tokenizer
@@ -226,7 +226,7 @@ def _limited(
                 f"all pairs of dataset {name} are the same once they are cut to "
                 f"{max_length} tokens: raise policy.max_total_sequence_length"
             )
-    limited = handle_overlong(
+    limited = apply_length_limit(
         rows, max_length=max_length, config=config, name=name, noun="pair"
     )
     return ProcessedDataset(

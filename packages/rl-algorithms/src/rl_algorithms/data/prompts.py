@@ -16,7 +16,7 @@ from rl_algorithms.data.columns import (
 from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.dataset import ProcessedDataset
 from rl_algorithms.data.encoding import TextEncoder, uses_chat_template
-from rl_algorithms.data.overlong import handle_overlong
+from rl_algorithms.data.length_limit import apply_length_limit
 from rl_algorithms.data.progress import track
 from rl_algorithms.data.text_files import text_or_file
 from rl_algorithms.data.types import DatumSpec, Row, Rows, Tokenizer
@@ -127,7 +127,7 @@ def process_prompts(
         _datum(index, log, ids, info)
         for index, (log, ids, info) in enumerate(zip(logs, tokens, infos, strict=True))
     ]
-    return handle_overlong(
+    return apply_length_limit(
         data, max_length=max_length, config=config, name=name, noun="prompt"
     )
 

@@ -11,7 +11,7 @@ from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.callbacks import Callback
 from rl_algorithms.trainers.run.result import TrainResult
 from rl_algorithms.trainers.run.resume import Resume
-from rl_algorithms.trainers.running_trainer import RunningTrainer
+from rl_algorithms.trainers.trainer_interface import RunningTrainer
 
 __all__ = ["check_trainer", "weights_digest"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_algorithms.trainers.callback_number import CountWithState, takes_state_only
-from rl_algorithms.trainers.running_trainer import RunningTrainer
+from rl_algorithms.trainers.trainer_interface import RunningTrainer
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 

@@ -26,7 +26,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.text import Text
 
 from rl_algorithms.trainers.callbacks import Callback
-from rl_algorithms.trainers.running_trainer import RunningTrainer
+from rl_algorithms.trainers.trainer_interface import RunningTrainer
 from rl_distributed.logs.terminal_stream import TerminalStream
 
 __all__ = ["ProgressDisplay", "showing"]

@@ -52,7 +52,7 @@ def diff(
       rl diff runs/a runs/b --skip checkpoints --json
     """
     from rl_cli.report.run_reader import read_run  # noqa: PLC0415
-    from rl_cli.run_diff.comparison import compare_runs  # noqa: PLC0415
+    from rl_cli.run_diff.run_comparison import compare_runs  # noqa: PLC0415
     from rl_cli.run_diff.text import comparison_text  # noqa: PLC0415
     from rl_distributed.errors import ConfigError  # noqa: PLC0415
 

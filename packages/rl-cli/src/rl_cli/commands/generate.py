@@ -79,10 +79,10 @@ def generate(
     check_model(folder)
     # Imported last, which takes seconds: mistakes are reported at once.
     from rl_cli.console import Terminal  # noqa: PLC0415
-    from rl_distributed.process.gc_pause import collections_paused  # noqa: PLC0415
+    from rl_distributed.process.gc_pause import gc_paused  # noqa: PLC0415
 
     # Imports create many long-lived objects; collecting meanwhile only costs time.
-    with collections_paused():
+    with gc_paused():
         from rl_cli.sampling import sample  # noqa: PLC0415
 
     answers = sample(folder, texts, config, greedy=greedy,

@@ -8,7 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["PARTS", "Difference", "Part", "Rules"]
+from rl_cli.report.run_reader import ReadStage
+
+__all__ = ["PARTS", "Difference", "Part", "Rules", "StagePair"]
+
+StagePair = tuple[ReadStage, ReadStage]
+"""The same stage of both runs."""
 
 PARTS = (
     "configuration",

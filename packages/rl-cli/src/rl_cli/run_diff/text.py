@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from rl_cli.report.run_reader import ReadRun
-from rl_cli.run_diff.comparison import Comparison
 from rl_cli.run_diff.difference import Difference, Part
+from rl_cli.run_diff.run_comparison import Comparison
 
 __all__ = ["comparison_text"]
 

@@ -85,7 +85,7 @@ def own_certificates(host: str) -> TlsFiles:
         SecurityError: They cannot be made, or `cryptography` is not installed.
     """
     # Ray's module of security is imported here: what listens without TLS needs none.
-    from rl_distributed.security.access import (  # noqa: PLC0415
+    from rl_distributed.security.ray_access import (  # noqa: PLC0415
         make_certificates,
         own_hosts,
     )

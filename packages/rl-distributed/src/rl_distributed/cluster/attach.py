@@ -38,7 +38,7 @@ from rl_distributed.errors import (
     SecurityError,
     UserError,
 )
-from rl_distributed.security.access import (
+from rl_distributed.security.ray_access import (
     adopt_token_authentication,
     check_certificates,
     tls_in_use,

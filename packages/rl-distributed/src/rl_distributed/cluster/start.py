@@ -56,7 +56,8 @@ from rl_distributed.errors import (
 )
 from rl_distributed.logs.logging import restore_named_levels
 from rl_distributed.process.interrupts import deferred_signals
-from rl_distributed.security.access import (
+from rl_distributed.security.audit import audit, audited
+from rl_distributed.security.ray_access import (
     adopt_token_authentication,
     check_certificates,
     check_token_settings,
@@ -66,7 +67,6 @@ from rl_distributed.security.access import (
     use_tls,
     variables_undone_on_failure,
 )
-from rl_distributed.security.audit import audit, audited
 from rl_distributed.security.tls_files import TlsFiles
 
 __all__ = ["init_ray", "live_nodes", "shutdown_ray", "wait_for_nodes"]

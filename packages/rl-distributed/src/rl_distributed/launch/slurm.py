@@ -283,7 +283,7 @@ def _certificates(config: SlurmConfig) -> str:
         return ""
     make = _python(
         config,
-        "import sys; from rl_distributed.security.access import make_certificates; "
+        "import sys; from rl_distributed.security.ray_access import make_certificates; "
         "make_certificates(sys.argv[1], hosts=sys.argv[2:])",
     )
     return f"""

@@ -11,11 +11,11 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["collections_paused"]
+__all__ = ["gc_paused"]
 
 
 @contextmanager
-def collections_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Pause the garbage collector; objects made meanwhile are exempt from it for good.
 
     Objects are still freed when nothing refers to them. Only objects that refer to each

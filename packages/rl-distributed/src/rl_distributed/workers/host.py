@@ -33,7 +33,7 @@ from rl_distributed.logs.logging import (
     configure_worker_logging,
     received_log_context,
 )
-from rl_distributed.process.gc_pause import collections_paused
+from rl_distributed.process.gc_pause import gc_paused
 from rl_distributed.process.label import ProcessLabel, set_process_label
 from rl_distributed.secret_variables import scrubbed, shown_variables
 from rl_distributed.workers.beat_sender import BeatSender, WatchTarget, in_process_group
@@ -170,7 +170,7 @@ class WorkerHost:
         # installed.
         sys.path += [folder for folder in search_path if folder not in sys.path]
         try:
-            with collections_paused():
+            with gc_paused():
                 cls = (
                     resolve_class(target)
                     if isinstance(target, str)

@@ -1,7 +1,7 @@
 """Agents: programs that converse with the policy at an address.
 
 ```
-agent --HTTP--> Gateway (thread) --ModelCall--> GeneratorDesk --> the policy
+agent --HTTP--> PolicyServer (thread) --ModelCall--> GeneratorDesk --> the policy
   ^                 | records tokens                 |
   +---- answer -----+<--------- sampled tokens ------+
 AgentCrew (threads) --jobs--> workers of the environment --results--> AgentPlayer
@@ -9,10 +9,10 @@ AgentCrew (threads) --jobs--> workers of the environment --results--> AgentPlaye
 
 | part | consumes | produces | waits for | is unblocked by |
 |---|---|---|---|---|
-| gateway loop | requests | rows, answers | a sampled row | the desk, a session's end |
+| server loop | requests | rows, answers | a sampled row | the desk, a session's end |
 | crew thread | jobs | results | a poll of its worker | the poll's wait, deadlines |
 | player | results | trajectories | all results | the crew, a failure, a deadline |
 | desk thread | rows | tokens | a call of the generator | the generator's deadlines |
 
-Shutdown order: sessions (their requests end), the crew, the desk, the gateway.
+Shutdown order: sessions (their requests end), the crew, the desk, the server.
 """

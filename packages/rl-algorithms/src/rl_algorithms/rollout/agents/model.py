@@ -1,4 +1,4 @@
-"""`ServedModel`: the policy as the gateway serves it to agents."""
+"""`ServedModel`: the policy as `PolicyServer` serves it to agents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Settings:
 
 
 class ServedModel:
-    """The policy as agents see it; used in the gateway's thread.
+    """The policy as agents see it; used in the policy server's thread.
 
     Args:
         tokenizer: The policy's tokenizer.

@@ -26,7 +26,7 @@ class Sampled:
 
 
 class ModelCall:
-    """A pending row, created in the gateway's loop and answered in a desk thread.
+    """A pending row, created in the server's loop and answered in a desk thread.
 
     Args:
         tokens: The prompt.

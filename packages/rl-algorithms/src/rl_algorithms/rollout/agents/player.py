@@ -29,7 +29,7 @@ from rl_models.interfaces import GenerationInterface
 from rl_models.types import SamplingParams
 
 if TYPE_CHECKING:
-    from rl_algorithms.rollout.agents.gateway import Gateway
+    from rl_algorithms.rollout.agents.policy_server import PolicyServer
 
 __all__ = ["AgentPlayer", "Ask", "agent_limits_of"]
 
@@ -93,7 +93,7 @@ class AgentPlayer:
         )
         params = getattr(settings, "sampling_params", None)
         self._base = params() if callable(params) else SamplingParams()
-        self._gateway: Gateway | None = None
+        self._server: PolicyServer | None = None
         self._crew: AgentCrew | None = None
         self._starting = threading.Lock()
         self._numbers = itertools.count()
@@ -187,7 +187,7 @@ class AgentPlayer:
             on_end: Called at the end of the agent, in any thread.
             on_version: Called with the weight version of each answer.
         """
-        gateway, crew = self._start()
+        server, crew = self._start()
         settings = settings or Settings(base=self._base)
         session = AgentSession(
             self._model, settings, row.seed_of, ask, on_version, row.limits
@@ -197,19 +197,19 @@ class AgentPlayer:
         # With the row itself, which must stay alive while its id is a key.
         self._running[id(row)] = (number, row)
         # Before the agent begins, whose first request needs the key.
-        gateway.open(session)
+        server.open(session)
 
         def end(result: AgentResult | Exception) -> None:
             row.end(result)
             self._running.pop(id(row), None)
-            gateway.end(session, on_end)
+            server.end(session, on_end)
 
         crew.begin(
             AgentJob(
                 number,
                 row.log,
                 row.metadata,
-                gateway.base_url,
+                server.base_url,
                 session.key,
                 row.limits.seconds,
             ),
@@ -219,11 +219,11 @@ class AgentPlayer:
     def cancel(self, row: AgentConversation) -> None:
         """Cancel a row that is no longer wanted, unless it has ended."""
         found = self._running.pop(id(row), None)
-        if found is None or self._crew is None or self._gateway is None:
+        if found is None or self._crew is None or self._server is None:
             return
         self._crew.cancel(found[0])
         if row.session is not None:
-            self._gateway.end(row.session, lambda: None)
+            self._server.end(row.session, lambda: None)
 
     def tell_failures(self, on_failure: Callable[[BaseException], None]) -> None:
         """Add a callback for errors that a retry cannot fix."""
@@ -234,21 +234,21 @@ class AgentPlayer:
         with self._starting:
             # Only taken under the lock: closing waits for threads, whose callbacks may
             # call `begin` and need it.
-            gateway, self._gateway = self._gateway, None
+            server, self._server = self._server, None
             crew, self._crew = self._crew, None
         self._running.clear()
         if crew is not None:
             crew.close()
-        if gateway is not None:
-            gateway.close()
+        if server is not None:
+            server.close()
 
-    def _start(self) -> tuple[Gateway, AgentCrew]:
+    def _start(self) -> tuple[PolicyServer, AgentCrew]:
         with self._starting:
-            if self._gateway is None:
-                self._gateway = _gateway_class()(self._model)
+            if self._server is None:
+                self._server = _server_class()(self._model)
             if self._crew is None:
                 self._crew = AgentCrew(self._host, self.limits, self._note_failure)
-            return self._gateway, self._crew
+            return self._server, self._crew
 
     def _note_failure(self, error: BaseException) -> None:
         if self._failure is None:
@@ -299,17 +299,17 @@ class _Countdown:
             return self._changed.wait_for(lambda: self.count <= 0, timeout_s)
 
 
-def _gateway_class() -> type[Gateway]:
+def _server_class() -> type[PolicyServer]:
     try:
-        from rl_algorithms.rollout.agents.gateway import (  # noqa: PLC0415
-            Gateway as GatewayClass,
+        from rl_algorithms.rollout.agents.policy_server import (  # noqa: PLC0415
+            PolicyServer as PolicyServerClass,
         )
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"training an agent needs the package {error.name!r}, which serves the "
             f"policy at an address; run: pip install {error.name}"
         ) from error
-    return GatewayClass
+    return PolicyServerClass
 
 
 def _no_load(version: int) -> int:

@@ -63,7 +63,7 @@ class _Prompt:
 
 
 class AgentSession:
-    """Requests and recording of one key; used in the gateway's event loop.
+    """Requests and recording of one key; used in the event loop of `PolicyServer`.
 
     Args:
         model: The policy.

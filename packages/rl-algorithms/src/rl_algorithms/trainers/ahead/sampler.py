@@ -14,7 +14,7 @@ from rl_algorithms.asynchronous.staleness import StalenessRule
 from rl_algorithms.asynchronous.workers import TRAINER
 from rl_algorithms.errors import ScheduleError
 from rl_algorithms.rollout import RolloutEngine, RolloutResult
-from rl_algorithms.trainers.ahead.answers import (
+from rl_algorithms.trainers.ahead.answers_in_flight import (
     ENVIRONMENT,
     GENERATOR,
     AnswersInFlight,

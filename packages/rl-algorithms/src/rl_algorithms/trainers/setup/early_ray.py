@@ -30,7 +30,7 @@ from typing import TypeVar
 
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_distributed.cluster.config import ClusterConfig
-from rl_distributed.process.gc_pause import collections_paused
+from rl_distributed.process.gc_pause import gc_paused
 
 __all__ = ["adopt_early_ray", "loaded_beside_ray"]
 
@@ -73,7 +73,7 @@ def loaded_beside_ray(
 
     threads = ThreadPoolExecutor(1, thread_name_prefix="imports")
     # Imports create many objects that stay, which the collector would scan in vain.
-    with collections_paused(), threads as executor:
+    with gc_paused(), threads as executor:
         loading = executor.submit(load)
         started = init_ray(tls=cluster.tls, pass_env=cluster.pass_env)
         signals.install()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rl_envs.worlds.multi_reward.environment import MultiRewardEnvironment
-from rl_envs.worlds.multi_reward.parts import (
+from rl_envs.worlds.multi_reward.reward_parts import (
     MultiRewardConfig,
     RewardPart,
     RewardPartConfig,

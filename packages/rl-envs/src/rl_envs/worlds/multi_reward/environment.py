@@ -30,7 +30,7 @@ from rl_envs.interfaces import (
 from rl_envs.metrics import reward_metrics
 from rl_envs.outcomes import OUTCOME_KEY
 from rl_envs.registry import register_env
-from rl_envs.worlds.multi_reward.parts import (
+from rl_envs.worlds.multi_reward.reward_parts import (
     MultiRewardConfig,
     RewardPart,
     checked_parts,

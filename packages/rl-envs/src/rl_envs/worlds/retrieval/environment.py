@@ -16,7 +16,7 @@ from rl_envs.registry import register_env
 from rl_envs.tools.calls import JsonToolCallParser, ToolCall, ToolCallParser
 from rl_envs.tools.environment import ToolEnvironment, ToolLimits
 from rl_envs.tools.functions import Tool
-from rl_envs.worlds.retrieval.answers import exact_match, f1_score
+from rl_envs.worlds.retrieval.answer_matching import exact_match, f1_score
 from rl_envs.worlds.retrieval.corpus import read_corpus
 from rl_envs.worlds.retrieval.index import Bm25Index
 from rl_envs.worlds.retrieval.tasks import made_corpus

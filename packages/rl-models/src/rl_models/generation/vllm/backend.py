@@ -12,7 +12,7 @@ import torch
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
-from rl_distributed.process.gc_pause import collections_paused
+from rl_distributed.process.gc_pause import gc_paused
 from rl_distributed.transfer import Manifest
 from rl_models.environments import has_gpu
 from rl_models.errors import GenerationError
@@ -196,7 +196,7 @@ class VllmGenerationBackend(GenerationTraits):
         engine = "entrypoints.llm"
         if self.config.vllm.async_engine:
             engine = "v1.engine.async_llm"
-        with collections_paused():
+        with gc_paused():
             import_module(f"vllm.{engine}")
             import_module(EXTENSION.rpartition(".")[0])
 

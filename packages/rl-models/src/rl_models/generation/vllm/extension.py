@@ -22,7 +22,7 @@ from rl_models.generation.vllm.adapter_args import SCALE
 from rl_models.generation.vllm.experts import experts_apart
 from rl_models.generation.vllm.parameter_names import held_tensors
 from rl_models.generation.vllm.process_watch import end_with_parent
-from rl_models.generation.vllm.staged_weights import StagedWeights
+from rl_models.generation.vllm.rank_weight_update import RankWeightUpdate
 from rl_models.weights.adapters import is_of_adapter, set_apart
 from rl_models.weights.loading import changed_tensors
 
@@ -45,7 +45,7 @@ class WeightExtension:
 
     model_runner: Any
     reload_weights: Callable[..., None]
-    rl_weights: StagedWeights | None = None
+    rl_weights: RankWeightUpdate | None = None
     """Set in a worker that receives weights by itself and follows an engine
     elsewhere."""
     rl_adapter: Mapping[str, torch.Tensor] = MappingProxyType({})

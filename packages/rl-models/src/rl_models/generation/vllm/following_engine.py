@@ -10,9 +10,9 @@ from typing import Any
 from rl_models.errors import GenerationError
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm.engine import Tensors
+from rl_models.generation.vllm.rank_weight_update import RankWeightUpdate
 from rl_models.generation.vllm.requests import RowRequest
 from rl_models.generation.vllm.shared_weights_file import WeightFile
-from rl_models.generation.vllm.staged_weights import StagedWeights
 from rl_models.generation.vllm.stall_watch import EngineProgress
 
 __all__ = ["FollowingEngine"]
@@ -36,7 +36,7 @@ class FollowingEngine:
         self, arguments: dict[str, Any], place: ReplicaRank, update_deadline_s: float
     ) -> None:
         self.progress = EngineProgress()
-        self._weights = StagedWeights(update_deadline_s)
+        self._weights = RankWeightUpdate(update_deadline_s)
         self._executor: Any = None
         built: Future[int] = Future()
         # A thread, because following the leader never returns, and this worker still

@@ -10,12 +10,12 @@ from rl_algorithms.data.types import DatumSpec
 from rl_algorithms.errors import EmptyDatasetError, PromptTooLongError
 from rl_distributed.logs.logging import get_logger
 
-__all__ = ["handle_overlong"]
+__all__ = ["apply_length_limit"]
 
 _logger = get_logger(__name__)
 
 
-def handle_overlong(
+def apply_length_limit(
     rows: Sequence[DatumSpec],
     *,
     max_length: int | None,

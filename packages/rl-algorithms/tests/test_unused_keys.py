@@ -1,4 +1,4 @@
-"""No key is silently ignored: what an algorithm does not read it refuses."""
+"""No key is silently ignored: a key that an algorithm does not read is refused."""
 
 from __future__ import annotations
 

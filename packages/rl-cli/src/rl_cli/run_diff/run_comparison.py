@@ -8,18 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rl_cli.report.run_reader import ReadRun, ReadStage
-from rl_cli.run_diff.answers import compare_answers
-from rl_cli.run_diff.checkpoints import compare_checkpoints
-from rl_cli.run_diff.difference import PARTS, Difference, Part, Rules
-from rl_cli.run_diff.events import compare_events
-from rl_cli.run_diff.facts import (
-    StagePair,
+from rl_cli.run_diff.answer_comparison import compare_answers
+from rl_cli.run_diff.checkpoint_comparison import compare_checkpoints
+from rl_cli.run_diff.difference import PARTS, Difference, Part, Rules, StagePair
+from rl_cli.run_diff.event_comparison import compare_events
+from rl_cli.run_diff.metric_comparison import compare_metrics
+from rl_cli.run_diff.setup_comparison import (
     compare_configuration,
     compare_data,
     compare_environment,
     without_root,
 )
-from rl_cli.run_diff.metric_steps import compare_metrics
 
 __all__ = ["Comparison", "compare_runs"]
 

@@ -1,4 +1,4 @@
-"""Which threads count as being at work."""
+"""Which threads make a process count as busy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from rl_distributed.process import activity as busy_threads
+from rl_distributed.process import activity
 from rl_distributed.process.activity import has_busy_thread
 
 
@@ -24,8 +24,8 @@ def test_threads_that_only_look_out_for_others_do_not_count(
     tmp_path, name, state, found
 ):
     (tmp_path / "stat").write_text(f"41 ({name}) {state} 1 1\n")
-    assert busy_threads._state(tmp_path) == found
-    assert busy_threads._state(tmp_path / "gone") == ""
+    assert activity._state(tmp_path) == found
+    assert activity._state(tmp_path / "gone") == ""
 
 
 def test_who_computes_is_at_work_until_he_is_gone():

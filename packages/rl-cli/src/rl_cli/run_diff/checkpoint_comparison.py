@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rl_cli.run_diff.difference import Difference, Part, Rules
-from rl_cli.run_diff.facts import StagePair
-from rl_cli.run_diff.metric_steps import is_measured
+from rl_cli.run_diff.difference import Difference, Part, Rules, StagePair
+from rl_cli.run_diff.metric_comparison import is_measured
 from rl_distributed.checkpoint import FileEntry, read_manifest, verify
 from rl_distributed.errors import CheckpointError
 

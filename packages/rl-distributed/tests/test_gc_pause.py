@@ -1,4 +1,4 @@
-"""Building what stays without looking for garbage in it."""
+"""Pausing the garbage collector while long-lived objects are created."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rl_distributed.process.gc_pause import collections_paused
+from rl_distributed.process.gc_pause import gc_paused
 from rl_distributed.workers import host
 
 
@@ -30,7 +30,7 @@ def _is_looked_at(node: _Node) -> bool:
 
 def test_what_is_built_is_not_looked_at_again() -> None:
     gc.enable()
-    with collections_paused():
+    with gc_paused():
         assert not gc.isenabled()
         built = _Node()
         assert _is_looked_at(built)
@@ -41,11 +41,11 @@ def test_what_is_built_is_not_looked_at_again() -> None:
 
 def test_a_pause_ends_with_an_error_and_leaves_what_was_disabled() -> None:
     gc.enable()
-    with pytest.raises(ValueError, match="in the middle"), collections_paused():
+    with pytest.raises(ValueError, match="in the middle"), gc_paused():
         raise ValueError("in the middle")
     assert gc.isenabled()
     gc.disable()
-    with collections_paused():
+    with gc_paused():
         pass
     assert not gc.isenabled()
 

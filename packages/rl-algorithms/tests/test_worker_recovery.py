@@ -1,4 +1,4 @@
-"""Training workers that are killed in the middle of a run, which goes on."""
+"""Training workers that are killed during a run, which continues."""
 
 from __future__ import annotations
 

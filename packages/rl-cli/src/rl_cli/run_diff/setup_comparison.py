@@ -9,17 +9,15 @@ from typing import Any
 
 from rl_cli.report.config_rows import whole_values
 from rl_cli.report.run_reader import ReadRun, ReadStage
-from rl_cli.run_diff.difference import Difference, Part, Rules
+from rl_cli.run_diff.difference import Difference, Part, Rules, StagePair
 
 __all__ = [
-    "StagePair",
     "compare_configuration",
     "compare_data",
     "compare_environment",
     "without_root",
 ]
 
-StagePair = tuple[ReadStage, ReadStage]
 # The size of the memory varies with the kernel, and does not change a result.
 _MACHINE = ("system", "cores", "gpus")
 

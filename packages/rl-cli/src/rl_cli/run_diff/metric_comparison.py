@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from rl_algorithms.trainers.run.history import metric_name
 from rl_cli.report.metric_table import MetricTable
-from rl_cli.run_diff.difference import Difference, Part, Rules
-from rl_cli.run_diff.facts import StagePair
+from rl_cli.run_diff.difference import Difference, Part, Rules, StagePair
 
 __all__ = ["compare_metrics", "is_measured"]
 

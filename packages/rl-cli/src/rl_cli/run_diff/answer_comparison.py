@@ -9,8 +9,7 @@ from typing import Any
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_cli.report.answer_index import KINDS, answer_files
 from rl_cli.report.run_reader import ReadStage
-from rl_cli.run_diff.difference import Difference, Part, Rules
-from rl_cli.run_diff.facts import StagePair
+from rl_cli.run_diff.difference import Difference, Part, Rules, StagePair
 from rl_distributed.metrics.sinks.jsonl import read_records
 
 __all__ = ["compare_answers"]

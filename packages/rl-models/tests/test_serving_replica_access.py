@@ -1,4 +1,4 @@
-"""Only who has the key gets into a replica."""
+"""Only callers with the key reach a replica."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from rl_models.errors import WeightSyncError
 
-__all__ = ["StagedWeights"]
+__all__ = ["RankWeightUpdate"]
 
 
-class StagedWeights:
+class RankWeightUpdate:
     """State of the current update in a rank that follows.
 
     Updates are told apart by their number, which all ranks of a replica count alike,

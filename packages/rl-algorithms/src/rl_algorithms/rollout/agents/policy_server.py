@@ -1,4 +1,4 @@
-"""`Gateway`: the HTTP address at which agents reach the policy.
+"""`PolicyServer`: the HTTP address at which agents reach the policy.
 
 It listens on 127.0.0.1, in a thread of the driver. Each task has its own key, which
 gives access to that task only.
@@ -27,7 +27,7 @@ from rl_models.serving.json_body import read_json, too_large
 from rl_models.serving.openai_answer import OpenAIAnswer
 from rl_models.serving.openai_request import CHAT
 
-__all__ = ["Gateway"]
+__all__ = ["PolicyServer"]
 
 _logger = get_logger(__name__)
 
@@ -41,7 +41,7 @@ _VERSION_HEADER = "x-rl-weight-version"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Gateway:
+class PolicyServer:
     """Serves sessions until it is closed.
 
     Args:
@@ -57,7 +57,7 @@ class Gateway:
         self._ended: deque[bytes] = deque(maxlen=_MOST_ENDED)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
-            target=self._loop.run_forever, name="agent-gateway", daemon=True
+            target=self._loop.run_forever, name="agent-server", daemon=True
         )
         self._thread.start()
         listener = socket.socket()
@@ -78,7 +78,7 @@ class Gateway:
 
         Args:
             session: The session.
-            then: Called in the gateway's thread, once the recording is final.
+            then: Called in the server's thread, once the recording is final.
         """
         self._loop.call_soon_threadsafe(self._end, session, then)
 

@@ -7,8 +7,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rl_cli.run_diff.difference import Difference, Part
-from rl_cli.run_diff.facts import StagePair
+from rl_cli.run_diff.difference import Difference, Part, StagePair
 from rl_distributed.metrics.sinks.jsonl import read_records
 
 __all__ = ["compare_events"]
