@@ -17,17 +17,49 @@ from small_run import long_grpo, write_recipe
 from rl_algorithms.testing import weights_digest
 
 DEADLINE_S = 240.0
+TRAIN = [sys.executable, "-m", "rl_cli", "train", "small.yaml"]
+NUM_STEPS, NUM_PROMPTS = 6, 4
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_driver_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     write_recipe(tmp_path, long_grpo())
-    train = [sys.executable, "-m", "rl_cli", "train", "small.yaml"]
-    with (tmp_path / "output").open("w+") as output:
+    mine = _killed_and_restarted(tmp_path)
+    assert _digest(mine) == _digest(_undisturbed(tmp_path))
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_killed_asynchronous_driver_loses_and_repeats_no_prompt(
+    tmp_path: Path, max_staleness: int
+) -> None:
+    asynchronous = {"max_staleness": max_staleness, "event_log": True}
+    data = long_grpo(asynchronous=asynchronous)
+    data["stages"]["grpo"]["loss_fn"] = {"use_importance_sampling_correction": True}
+    data["stages"]["grpo"]["policy"]["generation"] = {"backend": "huggingface"}
+    write_recipe(tmp_path, data)
+    mine = _killed_and_restarted(tmp_path)
+    logs = sorted((tmp_path / "mine").glob("stages/grpo/asynchronous/events_*.jsonl"))
+    lives = [_entries(path) for path in logs]
+    assert len(lives) == 2, "one log of each life"
+    resumed_at = lives[1][0]["state"]["step"]
+    assert 0 < resumed_at < NUM_STEPS
+    steps = _trained(lives[0], before=resumed_at) | _trained(lives[1])
+    prompts = sorted(number for groups in steps.values() for number, _ in groups)
+    # Dropped ones would be missing here.
+    assert prompts == list(range(NUM_STEPS * NUM_PROMPTS))
+    ages = [step - v for step, groups in steps.items() for _, v in groups]
+    assert 0 <= min(ages) <= max(ages) <= max_staleness
+    if max_staleness == 0:
+        assert _digest(mine) == _digest(_undisturbed(tmp_path))
+
+
+def _killed_and_restarted(folder: Path) -> dict[str, Any]:
+    """Kill the driver of a supervised run; return the result of its second life."""
+    with (folder / "output").open("w+") as output:
         supervisor = subprocess.Popen(
-            [*train, "output_dir=mine", "--supervise", "2"],
-            cwd=tmp_path,
+            [*TRAIN, "output_dir=mine", "--supervise", "2"],
+            cwd=folder,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -35,40 +67,80 @@ def test_a_driver_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> 
         )
         try:
             # The stage has a checkpoint, and several steps are still to come.
-            saved = tmp_path / "mine" / "stages" / "grpo" / "checkpoints" / "step_2"
+            saved = folder / "mine" / "stages" / "grpo" / "checkpoints" / "step_2"
             _wait_for(saved, supervisor)
             [driver] = psutil.Process(supervisor.pid).children()
             driver.kill()
             code = supervisor.wait(DEADLINE_S)
         finally:
             kill_session(supervisor)
-    shown = (tmp_path / "output").read_text()
+    shown = (folder / "output").read_text()
     assert code == 0, shown[-3000:]
     assert "The run was ended by SIGKILL; restarting it" in shown
-    restarts = (tmp_path / "mine" / "logs" / "restarts.jsonl").read_text().splitlines()
+    restarts = (folder / "mine" / "logs" / "restarts.jsonl").read_text().splitlines()
     assert [json.loads(line)["ended"] for line in restarts] == ["was ended by SIGKILL"]
+    return _result(folder / "mine")
+
+
+def _undisturbed(folder: Path) -> dict[str, Any]:
+    """Run the same recipe to its end."""
     done = subprocess.run(
-        [*train, "output_dir=whole"],
-        cwd=tmp_path,
+        [*TRAIN, "output_dir=whole"],
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    mine, whole = (
-        json.loads((tmp_path / name / "result.json").read_text())
-        for name in ("mine", "whole")
-    )
-    assert mine["steps"] == whole["steps"] == 6
-    digests = [_digest(run) for run in (mine, whole)]
-    assert digests[0] == digests[1]
+    return _result(folder / "whole")
+
+
+def _result(run: Path) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((run / "result.json").read_text())
+    assert result["steps"] == NUM_STEPS
+    return result
 
 
 def _digest(result: dict[str, Any]) -> str:
     # The newest of the steps: the best one may lie before the kill.
     steps = Path(result["best_checkpoint"]).parent
-    return weights_digest(steps / "step_6")
+    return weights_digest(steps / f"step_{NUM_STEPS}")
+
+
+def _entries(log: Path) -> list[dict[str, Any]]:
+    """Settings and events of a log; a kill may have cut off its last line."""
+    return [
+        json.loads(line)
+        for line in log.read_text().splitlines(keepends=True)
+        if line.endswith("\n")
+    ]
+
+
+def _trained(
+    log: list[dict[str, Any]], before: int = NUM_STEPS
+) -> dict[int, list[tuple[int, int]]]:
+    """Prompts of each completed step, with the oldest version of their tokens."""
+    versions: dict[int, int] = {}
+    for group in (log[0]["state"] or {"groups": ()})["groups"]:
+        for answer in filter(None, group.get("answers", ())):
+            versions[answer["rows"]] = answer["oldest_version"]
+    asked: dict[int, list[Any]] = {}
+    done: dict[int, list[tuple[int, int]]] = {}
+    for entry in log[1:]:
+        event = entry["event"]
+        if event["type"] == "Answered":
+            versions[event["task"]] = event["oldest_version"]
+        elif event["type"] == "StepTrained" and event["step"] < before:
+            done[event["step"]] = [
+                (number, min(versions[task] for task in rows))
+                for number, rows in asked[event["step"]]
+            ]
+        for action in entry["actions"]:
+            if action["type"] == "Train":
+                # A named tuple is a list in JSON: its number, its rows.
+                asked[action["step"]] = action["groups"]
+    return done
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
