@@ -1,23 +1,23 @@
 """Exceptions of rl-algorithms.
 
 ```
-rl_distributed.DistributedError
-├── rl_distributed.UserError             input the caller can correct (exit code 2)
-│   ├── DataError            ValueError         a dataset, a row or a column
-│   │   ├── DatasetNotFoundError FileNotFoundError   no such file, folder or hub name
-│   │   ├── ColumnError      LookupError        a column is missing or has a wrong type
-│   │   ├── EmptyDatasetError                   nothing (left) to train on
-│   │   ├── PromptTooLongError                  more tokens than the context has
-│   │   └── ContaminationError                  held-out rows are trained on
-│   └── LossInputError       ValueError         a column that a loss needs is missing
-└── AlgorithmError           RuntimeError       training cannot continue
-    ├── RolloutError                            too many rows of a rollout failed
-    ├── NoLearningSignalError                   no group of answers differs in reward
-    ├── MismatchError                           sampler and trainer disagree
-    ├── ScheduleError                           an impossible event or state
-    └── StalledError         TimeoutError       a run made no progress
+AlgorithmError      a rl_distributed.DistributedError, RuntimeError; root of them all
+├── DataError               UserError, ValueError  a dataset, a row or a column
+│   ├── DatasetNotFoundError  FileNotFoundError    no such file, folder or hub name
+│   ├── ColumnError           LookupError          a column is missing or mistyped
+│   ├── EmptyDatasetError                          nothing (left) to train on
+│   ├── PromptTooLongError                         more tokens than the context has
+│   └── ContaminationError                         held-out rows are trained on
+├── LossInputError          UserError, ValueError  a column that a loss needs is missing
+├── RolloutError                                   too many rows of a rollout failed
+├── NoLearningSignalError                          no group of answers differs in reward
+├── MismatchError                                  sampler and trainer disagree
+├── ScheduleError                                  an impossible event or state
+├── StalledError            TimeoutError           a run made no progress
+└── ConformanceError        AssertionError         a rule is violated (testing)
 ```
 
+`UserError` marks input that the caller can fix (exit code 2 in the CLI).
 Each also inherits the builtin that it replaces, and all can be pickled, because they
 cross processes.
 """
@@ -43,7 +43,11 @@ __all__ = [
 ]
 
 
-class DataError(UserError, ValueError):
+class AlgorithmError(DistributedError, RuntimeError):
+    """Root of the errors of algorithms; raised itself where training cannot go on."""
+
+
+class DataError(AlgorithmError, UserError, ValueError):
     """A dataset, one of its rows or one of its columns is wrong."""
 
 
@@ -67,12 +71,8 @@ class ContaminationError(DataError):
     """Evaluation rows are among the training rows."""
 
 
-class LossInputError(UserError, ValueError):
+class LossInputError(AlgorithmError, UserError, ValueError):
     """A batch lacks a column that the configured loss needs, or shapes differ."""
-
-
-class AlgorithmError(DistributedError, RuntimeError):
-    """Training cannot continue, although the input was well formed."""
 
 
 class RolloutError(AlgorithmError):

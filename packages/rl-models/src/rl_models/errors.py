@@ -1,20 +1,20 @@
 """Exceptions of rl-models.
 
 ```
-DistributedError                       (rl_distributed)
-├── UserError                          (rl_distributed) input the caller can mend
-│   ├── ModelLoadError      OSError      a model folder or name that cannot be read
-│   ├── UnsupportedModelError  TypeError   a model that cannot do what was asked
-│   └── BatchError                     (rl_distributed)
-│       └── ContextLengthError  ValueError  a sequence longer than the context
-└── ModelsError             RuntimeError
-    ├── NonFiniteGradientError  ArithmeticError   gradients stay inf or nan
-    ├── GenerationError                 a generation backend failed
-    └── WeightSyncError                 a replica did not confirm its weights
+ModelsError         a rl_distributed.DistributedError, RuntimeError; root of them all
+├── ModelLoadError          UserError, OSError    a model that cannot be read
+├── UnsupportedModelError   UserError, TypeError  a model that cannot do what was asked
+├── ContextLengthError      BatchError            a sequence longer than the context
+├── NonFiniteGradientError  ArithmeticError       gradients stay inf or nan
+├── GenerationError                               a generation backend failed
+├── WeightSyncError                               a replica did not confirm its weights
+└── ContractError           AssertionError        a backend breaks a protocol (testing)
 ```
 
-Configuration errors are `rl_distributed.errors.ConfigError`, damaged checkpoints are
-`rl_distributed.errors.CheckpointError`. All can be pickled: they cross processes.
+`UserError` marks input that the caller can fix (exit code 2 in the CLI), and so does
+`BatchError`. Configuration errors are `rl_distributed.errors.ConfigError`, damaged
+checkpoints are `rl_distributed.errors.CheckpointError`. All can be pickled, because
+they cross processes.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ __all__ = [
 ]
 
 
-class ModelLoadError(UserError, OSError):
+class ModelsError(DistributedError, RuntimeError):
+    """Root of the errors of models, and of training and generation backends."""
+
+
+class ModelLoadError(ModelsError, UserError, OSError):
     """A model folder or hub name cannot be read; the message says what is missing."""
 
 
-class UnsupportedModelError(UserError, TypeError):
+class UnsupportedModelError(ModelsError, UserError, TypeError):
     """The model's architecture cannot do what the configuration asks for."""
 
 
-class ContextLengthError(BatchError):
+class ContextLengthError(ModelsError, BatchError):
     """A sequence is longer than the model or the configuration allows."""
-
-
-class ModelsError(DistributedError, RuntimeError):
-    """Root of the failures of training and generation backends."""
 
 
 class NonFiniteGradientError(ModelsError, ArithmeticError):

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.build.model import ModelBuildConfig, TokenizerBuildConfig, build_model
+from rl_models.errors import ModelsError
 from rl_models.interfaces import GenerationBackend, TrainingBackend
 from rl_models.lora_config import LoRAConfig
 from rl_models.types import LossInputType, LossType
@@ -34,7 +35,7 @@ __all__ = [
 ]
 
 
-class ContractError(AssertionError):
+class ContractError(ModelsError, AssertionError):
     """A backend does not do what its protocol says."""
 
 

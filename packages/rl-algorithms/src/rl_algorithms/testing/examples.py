@@ -13,12 +13,14 @@ except ImportError as error:
         "hypothesis"
     ) from error
 
+from rl_algorithms.errors import AlgorithmError
+
 __all__ = ["ConformanceError", "for_examples"]
 
 Property = Callable[[int, Random], None]
 
 
-class ConformanceError(AssertionError):
+class ConformanceError(AlgorithmError, AssertionError):
     """A loss or an estimator violates a rule.
 
     Args:
