@@ -115,7 +115,7 @@ def is_described_apart(name: str) -> bool:
 
 def _apart(home: ModuleType | None) -> type[Any] | None:
     """Return the class `Traits` of an entry point's module, if it has one."""
-    return None if home is None else vars(home).get("Traits")
+    return getattr(home, "Traits", None)
 
 
 def check_generation_backend(name: str) -> None:

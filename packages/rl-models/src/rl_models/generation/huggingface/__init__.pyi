@@ -1,0 +1,2 @@
+from .backend import HuggingFaceGenerationBackend as HuggingFaceGenerationBackend
+from .traits import Traits as Traits

@@ -1,0 +1,2 @@
+from .backend import MegatronGenerationBackend as MegatronGenerationBackend
+from .traits import Traits as Traits

@@ -1,0 +1,2 @@
+from .backend import OpenAIGenerationBackend as OpenAIGenerationBackend
+from .traits import Traits as Traits

@@ -1,0 +1,2 @@
+from .backend import DTensorTrainingBackend as DTensorTrainingBackend
+from .traits import Traits as Traits

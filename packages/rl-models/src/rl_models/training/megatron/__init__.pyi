@@ -1,0 +1,2 @@
+from .backend import MegatronTrainingBackend as MegatronTrainingBackend
+from .traits import Traits as Traits
