@@ -21,6 +21,7 @@ from rl_distributed.timing.timer import Timer
 from rl_envs.errors import EnvironmentContractError, RewardValueError
 from rl_envs.interfaces import EnvironmentInterface, EnvironmentReturn
 from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
+from rl_models.tokens.tokenizer import pad_token_id
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}"
@@ -64,7 +65,7 @@ class Scripted:
             truncated.append(not ended)
         sampled = torch.tensor([len(tail) for tail in tails])
         total = lengths + sampled
-        out = torch.full((len(tails), int(total.max())), self.tokenizer.pad_token_id)
+        out = torch.full((len(tails), int(total.max())), pad_token_id(self.tokenizer))
         logprobs = torch.zeros(out.shape)
         for row, tail in enumerate(tails):
             start, end = int(lengths[row]), int(total[row])
@@ -130,6 +131,23 @@ def texts(tokenizer, result, mask=None):
             strict=True,
         )
     ]
+
+
+def test_rows_are_padded_with_the_end_of_text_if_there_is_no_padding_token():
+    padless = make_tokenizer()
+    padless.pad_token = None
+    generator = Scripted(padless, lambda call, row, seed: "2$")
+    # The second turn of one row widens the columns of all.
+    judge = Judge(lambda row, log, info: (1.0, row != 1 or len(log) > 2, "more", info))
+    prompts = process_prompts([{"prompt": "1+1="}, {"prompt": "3="}], padless)[:]
+    batch = rl_collate_fn(prompts, pad_token_id=pad_token_id(padless))
+    config = RolloutConfig(max_turns=2)
+    rows = RolloutEngine(generator, judge, padless, config).run(batch).rows
+    ids, lengths = rows["input_ids"], rows["input_lengths"]
+    is_padding = torch.arange(ids.shape[1]) >= lengths[:, None]
+    assert is_padding.any(1).tolist() == [True, False]
+    assert set(ids[is_padding].tolist()) == {padless.eos_token_id}
+    assert padless.eos_token_id != 0
 
 
 def test_single_turn(tokenizer):

@@ -36,6 +36,7 @@ from rl_algorithms.data.validation_sets import ValidationParts
 from rl_algorithms.errors import ContaminationError
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
+from rl_models.tokens.tokenizer import pad_token_id
 
 __all__ = ["DataModule"]
 
@@ -332,9 +333,7 @@ class DataModule:
         return data
 
     def _collator(self, multiple: int) -> Callable[[list[Any]], Any]:
-        pad = self._tokenizer.pad_token_id
-        # Lengths and masks exclude padding, so any token of the vocabulary will do.
-        pad = pad if pad is not None else self._tokenizer.eos_token_id or 0
+        pad = pad_token_id(self._tokenizer)
         if self._kind == "prompts":
             return partial(rl_collate_fn, pad_token_id=pad)
         if self._kind == "preferences":

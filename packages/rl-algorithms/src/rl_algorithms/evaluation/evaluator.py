@@ -47,7 +47,7 @@ from rl_models.checkpoint.model_folder import (
 from rl_models.generation.choice import without_trainer
 from rl_models.generation.traits import get_generation_traits
 from rl_models.interfaces import GenerationInterface
-from rl_models.tokens.tokenizer import load_tokenizer
+from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id
 
 __all__ = ["evaluate"]
 
@@ -257,8 +257,7 @@ def _evaluate_one(
     config: EvalConfig,
     tokenizer: Tokenizer,
 ) -> DatasetEvaluation:
-    pad = tokenizer.pad_token_id
-    pad = pad if pad is not None else tokenizer.eos_token_id or 0
+    pad = pad_token_id(tokenizer)
     samples: list[dict[str, Any]] = []
     metrics = []
     for first in range(0, len(rows), config.batch_size):

@@ -20,6 +20,7 @@ from rl_algorithms.trainers.policy_gradient_trainer import PolicyGradientTrainer
 from rl_algorithms.trainers.steps.training_rows import count_tokens, pad_to_plan
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics import reduce_metrics
+from rl_models.tokens.tokenizer import pad_token_id
 
 __all__ = ["GRPOTrainer"]
 
@@ -45,13 +46,13 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
         settings = self.config.grpo
         if not settings.use_dynamic_sampling:
             return super()._sample(batch)
-        pad = self.components.required.tokenizer.pad_token_id
+        pad = pad_token_id(self.components.required.tokenizer)
         buffer = DynamicSamplingBuffer(
             batch.size * settings.num_generations_per_prompt,
             settings.dynamic_sampling_max_gen_batches,
             # -1 stands for no version: padding must not look as if version 0 had
             # sampled it.
-            {"input_ids": pad if pad is not None else 0, "token_versions": -1},
+            {"input_ids": pad, "token_versions": -1},
             by_named_rewards=settings.adv_estimator.name == "gdpo",
         )
         collected = []

@@ -29,6 +29,7 @@ from rl_envs.outcomes import (
     outcome_of as conversation_outcome_of,
 )
 from rl_envs.task_limits import TaskLimits
+from rl_models.tokens.tokenizer import pad_token_id
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec
 
 __all__ = ["Conversations"]
@@ -55,11 +56,10 @@ class Conversations:
         self.num_rows = len(names.prompt)
         self._tokenizer = tokenizer
         repeat = torch.from_numpy(names.prompt)
-        pad = tokenizer.pad_token_id
         self.tokens = TokenRows(
             batch["input_ids"][repeat],
             batch["input_lengths"].to(torch.int64)[repeat],
-            pad if pad is not None else 0,
+            pad_token_id(tokenizer),
         )
         self._loss_multiplier = (
             batch["loss_multiplier"][repeat].to(torch.float32)
@@ -155,7 +155,7 @@ class Conversations:
         rows = self._active_rows()
         if self._limits is not None:
             # Before the text is read, as the reward must be that of the trained tokens.
-            pad = self._tokenizer.pad_token_id or 0
+            pad = pad_token_id(self._tokenizer)
             output = self._limits.cut(output, rows, self._generation_lengths, pad)
         lengths = output["unpadded_sequence_lengths"].to(torch.int64)
         sampled = output["generation_lengths"].to(torch.int64)

@@ -45,6 +45,7 @@ from rl_distributed.errors import BatchError, DeadlineExceededError, WorkerError
 from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.task_limits import TaskLimits
 from rl_models.interfaces import GenerationInterface
+from rl_models.tokens.tokenizer import pad_token_id
 from rl_models.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class RolloutEngine:
                 self.judge,
                 on_progress,
             )
-        self._finisher = Finisher(self.judge, self.config, tokenizer.pad_token_id or 0)
+        self._finisher = Finisher(self.judge, self.config, pad_token_id(tokenizer))
 
     def run(
         self,
@@ -294,7 +295,7 @@ class RolloutEngine:
             batch = batch.copy()
             rows = [torch.tensor(tokens) for tokens in prompts]
             batch["input_ids"] = torch.nn.utils.rnn.pad_sequence(
-                rows, True, self._tokenizer.pad_token_id or 0
+                rows, True, pad_token_id(self._tokenizer)
             )
             batch["input_lengths"] = torch.tensor([len(row) for row in rows])
         self._check_lengths(batch, tools=prompts is not None)

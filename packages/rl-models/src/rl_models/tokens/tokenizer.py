@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rl_models.checkpoint.hub import check_hub_name
 from rl_models.checkpoint.model_folder import read_model_config
@@ -13,6 +13,7 @@ from rl_models.errors import ModelLoadError
 from rl_models.tokens.difference import tokenizer_difference
 
 __all__ = [
+    "SpecialTokens",
     "check_tokenizer_folder",
     "decode_rows",
     "holds_tokenizer",
@@ -27,6 +28,20 @@ logger = logging.getLogger(__name__)
 # AutoTokenizer would choose the same class, after a second and a half of imports.
 _MODEL_TYPES = {"Qwen2Tokenizer": ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+class SpecialTokens(Protocol):
+    """The tokens of a tokenizer that rows can be padded with."""
+
+    @property
+    def pad_token_id(self) -> int | None:
+        """The padding token, if there is one."""
+        ...
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The end-of-text token, if there is one."""
+        ...
 
 
 def load_tokenizer(name_or_path: str | Path, chat_template: str | None = None) -> Any:
@@ -169,7 +184,7 @@ def read_chat_template(text: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def pad_token_id(tokenizer: Any) -> int:
+def pad_token_id(tokenizer: SpecialTokens) -> int:
     """Return the id that pads rows: the pad token, else the end-of-text token, else 0.
 
     Lengths and masks decide what counts, so an id that is also a real token is safe.

@@ -26,6 +26,7 @@ from rl_distributed.errors import ConfigError, DeadlineExceededError
 from rl_envs.agents.tasks import AgentHost, AgentJob, AgentLimits, AgentResult
 from rl_envs.interfaces import EnvironmentInterface
 from rl_models.interfaces import GenerationInterface
+from rl_models.tokens.tokenizer import pad_token_id
 from rl_models.types import SamplingParams
 
 if TYPE_CHECKING:
@@ -124,11 +125,11 @@ class AgentPlayer:
             for row in range(len(names.prompt))
         ]
         settings = Settings(play.greedy, play.sampling, play.sampling or self._base)
-        pad = self._tokenizer.pad_token_id
+        pad = pad_token_id(self._tokenizer)
         left = _Countdown(len(rows))
         desk = GeneratorDesk(
             self._generation,
-            pad if pad is not None else 0,
+            pad,
             # Weights are sent between rollouts, when no desk exists.
             _no_load,
             0,
@@ -149,9 +150,7 @@ class AgentPlayer:
             if row.error is not None:
                 self._judge.note(row.error, 1)
         played = [row.played() for row in rows]
-        return Trajectories.joined(
-            played, {"input_ids": pad or 0, "token_versions": -1}
-        )
+        return Trajectories.joined(played, {"input_ids": pad, "token_versions": -1})
 
     def open(
         self,

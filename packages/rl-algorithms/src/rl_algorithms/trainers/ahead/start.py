@@ -18,6 +18,7 @@ from rl_algorithms.trainers.setup.own_policy import samples_itself
 from rl_algorithms.trainers.step_tools import StepTools
 from rl_algorithms.trainers.steps.memory_turns import share_devices
 from rl_distributed.errors import ConfigError
+from rl_models.tokens.tokenizer import pad_token_id
 
 __all__ = ["check_ahead", "check_started", "start_ahead"]
 
@@ -101,7 +102,6 @@ def start_ahead(
     """
     config, parts = trainer.config, trainer.components
     sampling = config.sampling
-    pad = parts.required.tokenizer.pad_token_id
     assert parts.sync is not None  # `check_started`
     shape = RunShape(
         num_prompts=sampling.num_prompts_per_step,
@@ -122,7 +122,7 @@ def start_ahead(
         parts.required.generation,
         parts.sync,
         calls_at_once=calls_of(parts.required.environment),
-        pad_token_id=pad if pad is not None else 0,
+        pad_token_id=pad_token_id(parts.required.tokenizer),
         check=tools.check,
         saved=saved,
         log_folder=trainer.run_dir / "asynchronous",
