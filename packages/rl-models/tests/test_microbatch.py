@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from transformers import (
@@ -11,13 +11,11 @@ from transformers import (
 )
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.micro_batches import MicroBatch
+from rl_distributed.errors import BatchError
 from rl_models.ops.varlen_attention import ATTENTION_NAME
-from rl_models.training.dtensor.microbatch import (
-    MicroBatchRows,
-    ModelBatch,
-    micro_batch_rows,
-    narrowed,
-)
+from rl_models.training.dtensor.microbatch import ModelBatch
+from rl_models.training.global_batch import global_batches, micro_batches, part_of
 
 CPU = torch.device("cpu")
 
@@ -147,18 +145,32 @@ def test_a_shared_prompt_is_computed_once():
 def test_plans_are_followed_and_columns_narrowed():
     data = BatchedDataDict(
         input_ids=torch.zeros(5, 8, dtype=torch.int64),
+        input_lengths=torch.tensor([3, 5, 2, 8, 1]),
         other=torch.zeros(5),
+        advantages=torch.zeros(5, 8, 2),
         texts=list("abcde"),
     )
-    lengths = np.array([3, 5, 2, 8, 1])
-    plain = list(micro_batch_rows(data, lengths, 2))
-    assert [(m.start, m.stop, m.width) for m in plain] == [
-        (0, 2, 5),
-        (2, 4, 8),
-        (4, 5, 2),
+    assert micro_batches(data, 2) == [
+        MicroBatch(0, 2, 5),
+        MicroBatch(2, 4, 8),
+        # Log-probs need two columns, also of a row of one token.
+        MicroBatch(4, 5, 2),
     ]
-    data.micro_batch_indices = [[[0, 3], [3, 5]]]
-    assert [m.stop for m in micro_batch_rows(data, lengths, 2)] == [3, 5]
-    part = narrowed(data, MicroBatchRows(0, 2, 5), 8)
+    part = part_of(data, MicroBatch(0, 2, 5))
     assert part["input_ids"].shape == (2, 5)
+    assert part["advantages"].shape == (2, 5, 2)
+    assert part["input_ids"].data_ptr() == data["input_ids"].data_ptr()
     assert part["texts"] == ["a", "b"]
+    assert part["other"].shape == (2,)
+    data.micro_batch_indices = [[[0, 3], [3, 5]]]
+    assert micro_batches(data, 2) == [MicroBatch(0, 3, 5), MicroBatch(3, 5, 8)]
+
+
+def test_a_shard_of_several_global_batches_has_no_micro_batches():
+    data = BatchedDataDict(
+        input_ids=torch.zeros(2, 8), input_lengths=torch.tensor([1, 2])
+    )
+    data.micro_batch_indices = [[[0, 1]], [[0, 1]]]
+    with pytest.raises(BatchError, match="has 2 global batches; take one"):
+        micro_batches(data, 2)
+    assert [len(b["input_ids"]) for b in global_batches(data, 1)] == [1, 1]

@@ -3,15 +3,18 @@
 ```
 batch -- shard_by_batch_size --> shards, one per rank, each with a micro-batch plan
 shard -- global_batch(i) ------> its part of global batch i
-       -- fixed_size, dynamic_shapes, packed_bins --> micro-batches
+       -- bounds --------------> where each micro-batch begins and ends
+       -- cut -----------------> the rows and columns of one
 ```
-These functions underlie the methods of `BatchedDataDict`. They access shards through a
-protocol, so that the table of columns can be built on top of them.
+Every walk over micro-batches is made of these two, also that of a trainer which chooses
+other widths. They underlie the methods of `BatchedDataDict`, and access shards
+through a protocol, so that the table of columns can be built on top of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from rl_distributed.batch.size_checks import require_multiple, require_positive
@@ -19,7 +22,10 @@ from rl_distributed.errors import BatchError
 
 __all__ = [
     "PLAN_FIELDS",
+    "MicroBatch",
     "Shard",
+    "bounds",
+    "cut",
     "dynamic_shapes",
     "fixed_size",
     "global_batch",
@@ -34,6 +40,16 @@ PLAN_FIELDS = (
     "padded_width",
 )
 """The attributes of a shard that hold its micro-batch plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows `[start, stop)` of a shard, `width` tokens wide."""
+
+    start: int
+    stop: int
+    width: int | None = None
+    """None: as wide as the shard."""
 
 
 class Shard(Protocol):
@@ -101,43 +117,69 @@ def global_batch(
     return batch
 
 
+def bounds(shard: Shard, microbatch_size: int) -> list[tuple[int, int]]:
+    """Return `(start, stop)` of each micro-batch of the only global batch.
+
+    Args:
+        shard: Its plan is followed, if it has one.
+        microbatch_size: Rows per micro-batch without a plan; the last one may have
+            fewer.
+
+    Raises:
+        BatchError: The shard has several global batches.
+    """
+    if shard.micro_batch_indices is not None:
+        return [(start, stop) for start, stop in _only(shard.micro_batch_indices)]
+    return _pieces(shard.size, microbatch_size)
+
+
+def cut(
+    shard: Sliceable[ShardT], part: MicroBatch, shard_width: int | None, dim: int = 1
+) -> ShardT:
+    """Return the rows of a micro-batch; tensors are views.
+
+    Args:
+        shard: The rows.
+        part: Its rows and width.
+        shard_width: Tensors of this size in `dim`, which hold one entry per token, are
+            cut to the micro-batch's width; others stay whole.
+        dim: The dimension of tokens.
+    """
+    rows = shard.slice(part.start, part.stop)
+    if part.width is None or shard_width is None or part.width >= shard_width:
+        return rows
+    wide = [
+        key
+        for key, column in rows.data.items()
+        if not isinstance(column, list)
+        and column.ndim > dim
+        and column.shape[dim] == shard_width
+    ]
+    rows.truncate_tensors(dim, part.width, wide)
+    return rows
+
+
 def fixed_size(shard: Sliceable[ShardT], microbatch_size: int) -> Iterator[ShardT]:
     """Iterate over slices of `microbatch_size` rows."""
     require_positive("microbatch_size", microbatch_size)
     rows = shard.size
     require_multiple("the number of rows", rows, "microbatch_size", microbatch_size)
-    return (
-        shard.slice(start, start + microbatch_size)
-        for start in range(0, rows, microbatch_size)
-    )
+    return (shard.slice(*piece) for piece in _pieces(rows, microbatch_size))
 
 
 def dynamic_shapes(shard: Sliceable[ShardT], sequence_dim: int) -> Iterator[ShardT]:
     """Iterate over the micro-batches of dynamic batching, each cut to its length."""
-    bounds, lengths = single_plan(shard, "dynamic batching")
-    width = shard.padded_width
-
-    def micro_batches() -> Iterator[ShardT]:
-        for (start, end), length in zip(bounds, lengths, strict=True):
-            part = shard.slice(start, end)
-            # Only columns as wide as the input hold one entry per token.
-            wide = [
-                key
-                for key, column in part.data.items()
-                if not isinstance(column, list)
-                and column.ndim > sequence_dim
-                and column.shape[sequence_dim] == width
-            ]
-            part.truncate_tensors(sequence_dim, length, wide)
-            yield part
-
-    return micro_batches()
+    plan, lengths = single_plan(shard, "dynamic batching")
+    return (
+        cut(shard, MicroBatch(start, stop, width), shard.padded_width, sequence_dim)
+        for (start, stop), width in zip(plan, lengths, strict=True)
+    )
 
 
 def packed_bins(shard: Sliceable[ShardT]) -> Iterator[ShardT]:
     """Iterate over the rows of each bin of sequence packing, still padded."""
-    bounds, _ = single_plan(shard, "sequence packing")
-    return (shard.slice(start, end) for start, end in bounds)
+    plan, _ = single_plan(shard, "sequence packing")
+    return (shard.slice(*rows) for rows in plan)
 
 
 def single_plan(shard: Shard, what: str) -> tuple[list[list[int]], list[int]]:
@@ -153,8 +195,18 @@ def single_plan(shard: Shard, what: str) -> tuple[list[list[int]], list[int]]:
             f"the batch has no micro-batches of {what}; make it with "
             "shard_by_batch_size and the matching arguments, and select rows before"
         )
-    if len(indices) != 1:
+    return _only(indices), lengths[0]
+
+
+def _pieces(num_rows: int, size: int) -> list[tuple[int, int]]:
+    starts = range(0, num_rows, size)
+    return [(start, min(start + size, num_rows)) for start in starts]
+
+
+def _only(plans: list[list[list[int]]]) -> list[list[int]]:
+    """Return the plan of the only global batch."""
+    if len(plans) != 1:
         raise BatchError(
-            f"the shard has {len(indices)} global batches; take one with get_batch"
+            f"the shard has {len(plans)} global batches; take one with get_batch"
         )
-    return indices[0], lengths[0]
+    return plans[0]

@@ -1,23 +1,43 @@
-"""Global batches of a shard, their metrics, and skipped steps."""
+"""Global batches of a shard and their micro-batches, metrics, and skipped steps.
+
+```
+shard -- global_batches --> batch -- micro_batches --> rows and width of each
+                                  -- part_of --------> its rows and columns
+```
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.micro_batches import MicroBatch, bounds, cut
 from rl_models.errors import NonFiniteGradientError
+from rl_models.types import SequenceDatumSpec
 
-__all__ = ["SkippedSteps", "global_batches", "on_device", "plain_metric", "row_lengths"]
+__all__ = [
+    "SkippedSteps",
+    "global_batches",
+    "micro_batches",
+    "on_device",
+    "part_of",
+    "plain_metric",
+]
+
+T = TypeVar("T")
 
 
-def global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:
+def global_batches(
+    data: BatchedDataDict[T], rows_per_batch: int
+) -> Iterator[BatchedDataDict[T]]:
     """Yield the global batches of a shard, each with its own micro-batch plan."""
-    plan = getattr(data, "micro_batch_indices", None)
+    plan = data.micro_batch_indices
     count = len(plan) if plan else data.size // rows_per_batch
     if count == 1:
         # Without a copy, the usual case.
@@ -27,13 +47,31 @@ def global_batches(data: Any, rows_per_batch: int) -> Iterator[Any]:
         yield data.get_batch(index, rows_per_batch)
 
 
-def row_lengths(batch: Any) -> np.ndarray:
-    """Return [rows] the number of tokens of each row."""
-    lengths: np.ndarray = batch["input_lengths"].numpy().astype(np.int64)
-    return lengths
+def micro_batches(
+    batch: BatchedDataDict[SequenceDatumSpec], micro_batch_size: int
+) -> list[MicroBatch]:
+    """Return the micro-batches of one global batch, each as wide as its longest row.
+
+    Args:
+        batch: Rows. A plan made by `shard_by_batch_size` (dynamic batching or packing)
+            is followed; it has the same number of micro-batches on every rank.
+        micro_batch_size: Rows per micro-batch if there is no plan.
+    """
+    lengths: np.ndarray = batch["input_lengths"].numpy()
+    return [
+        # At least two columns: log-probs have one fewer than tokens, and none would be
+        # empty.
+        MicroBatch(start, stop, max(int(lengths[start:stop].max(initial=0)), 2))
+        for start, stop in bounds(batch, micro_batch_size)
+    ]
 
 
-def on_device(part: Any, device: torch.device) -> Any:
+def part_of(batch: BatchedDataDict[T], part: MicroBatch) -> BatchedDataDict[T]:
+    """Return a micro-batch as views: its rows and width of [B, S, ...] columns."""
+    return cut(batch, part, batch["input_ids"].shape[1])
+
+
+def on_device(part: BatchedDataDict[T], device: torch.device) -> BatchedDataDict[T]:
     """Return a micro-batch on the model's device."""
     return part if device.type == "cpu" else part.to(device)
 

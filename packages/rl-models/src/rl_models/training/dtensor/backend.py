@@ -33,7 +33,6 @@ from rl_models.training.dtensor.forward import (
 )
 from rl_models.training.dtensor.huggingface_files import save_model_folder
 from rl_models.training.dtensor.layout import Layout, forget_groups
-from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
 from rl_models.training.dtensor.model import (
     RankModel,
     load_model,
@@ -67,9 +66,10 @@ from rl_models.training.dtensor.weight_source import WeightSource
 from rl_models.training.global_batch import (
     SkippedSteps,
     global_batches,
+    micro_batches,
     on_device,
+    part_of,
     plain_metric,
-    row_lengths,
 )
 from rl_models.training.process_group import (
     Ranks,
@@ -218,15 +218,13 @@ class DTensorTrainingBackend(Traits):
         # Not only after the step: one that raised must leave no gradients behind.
         self._optimizer.zero_grad(set_to_none=True)
         valid_seqs, valid_toks = self._global_counts(batch)
-        lengths = row_lengths(batch)
-        micro_batches = list(micro_batch_rows(batch, lengths, micro_batch_size))
+        rows = micro_batches(batch, micro_batch_size)
         # In float64, so that the sizes of micro-batches hardly change the sum.
         total = torch.zeros((), dtype=torch.float64)
         found: dict[str, list[Any]] = {}
-        columns = batch["input_ids"].shape[1]
 
         def forward(number: int) -> Tensor | None:
-            part = narrowed(batch, micro_batches[number], columns)
+            part = part_of(batch, rows[number])
             with torch.set_grad_enabled(not eval_mode):
                 inputs = self._loss_inputs(part, loss_fn)
                 if not self.model.has_head:
@@ -245,9 +243,7 @@ class DTensorTrainingBackend(Traits):
                 found.setdefault(name, []).append(plain_metric(value))
             return loss
 
-        run_micro_batches(
-            self.model, len(micro_batches), forward, backward=not eval_mode
-        )
+        run_micro_batches(self.model, len(rows), forward, backward=not eval_mode)
         for name, each in self.model.from_last_stage(found).items():
             metrics.setdefault(name, []).extend(each)
         if eval_mode:
@@ -325,8 +321,8 @@ class DTensorTrainingBackend(Traits):
         model.module.eval()
         input_ids = data["input_ids"]
         logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
-        for rows in micro_batch_rows(data, row_lengths(data), micro_batch_size):
-            part = narrowed(data, rows, input_ids.shape[1])
+        for rows in micro_batches(data, micro_batch_size):
+            part = part_of(data, rows)
             result = forward_logprobs(
                 model,
                 part["input_ids"],
@@ -345,8 +341,8 @@ class DTensorTrainingBackend(Traits):
         self.model.module.eval()
         input_ids = data["input_ids"]
         values = torch.zeros(input_ids.shape, dtype=torch.float32)
-        for rows in micro_batch_rows(data, row_lengths(data), micro_batch_size):
-            part = narrowed(data, rows, input_ids.shape[1])
+        for rows in micro_batches(data, micro_batch_size):
+            part = part_of(data, rows)
             needed = needed_for_values(part)
             result = forward_values(self.model, part["input_ids"], needed)
             values[rows.start : rows.stop, : result.shape[1]] = result.cpu()

@@ -12,7 +12,6 @@ positions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,58 +23,13 @@ from rl_models.ops.packed_attention import packed_model_inputs
 from rl_models.training.dtensor.collectives import RankGroup
 from rl_models.training.dtensor.context_parallel import ContextTokens
 
-__all__ = ["ModelBatch", "MicroBatchRows", "micro_batch_rows", "narrowed"]
+__all__ = ["ModelBatch"]
 
 # With at least this share of real tokens, a rectangle is faster than gathering rows in
 # each layer.
 _RECTANGLE_MIN_FILL = 0.88
 # With at least this share of tokens in common with another row, they are computed once.
 _SHARED_MIN = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatchRows:
-    """Rows `[start, stop)` of a shard, `width` tokens wide."""
-
-    start: int
-    stop: int
-    width: int
-
-
-def micro_batch_rows(
-    data: Any, lengths: np.ndarray, micro_batch_size: int
-) -> Iterator[MicroBatchRows]:
-    """Yield the micro-batches of one global batch of a shard.
-
-    Args:
-        data: The rows. A plan made by `shard_by_batch_size` (dynamic batching or
-            packing) is followed; it has the same number of micro-batches on every rank.
-        lengths: [rows] tokens per row.
-        micro_batch_size: Rows per micro-batch if there is no plan.
-    """
-    plan = getattr(data, "micro_batch_indices", None)
-    if plan:
-        borders = [tuple(pair) for pair in plan[0]]
-    else:
-        starts = range(0, lengths.size, micro_batch_size)
-        borders = [(s, min(s + micro_batch_size, lengths.size)) for s in starts]
-    for start, stop in borders:
-        widest = int(lengths[start:stop].max()) if stop > start else 0
-        # At least two columns: log-probs have one fewer than tokens, and none would be
-        # empty.
-        yield MicroBatchRows(int(start), int(stop), max(widest, 2))
-
-
-def narrowed(data: Any, rows: MicroBatchRows, num_columns: int) -> Any:
-    """Return the micro-batch as views: its rows and width of [B, S, ...] columns."""
-    part = data.slice(rows.start, rows.stop)
-    if rows.width >= num_columns:
-        return part
-    for key in list(part.keys()):
-        value = part[key]
-        if isinstance(value, Tensor) and value.shape[1:2] == (num_columns,):
-            part[key] = value.narrow(1, 0, rows.width)
-    return part
 
 
 @dataclass(frozen=True, slots=True)

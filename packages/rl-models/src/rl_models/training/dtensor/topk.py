@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rl_distributed.errors import BatchError
 from rl_models.training.dtensor.forward import needed_logits
-from rl_models.training.dtensor.microbatch import micro_batch_rows, narrowed
 from rl_models.training.dtensor.model import RankModel
 from rl_models.training.dtensor.positions import needed_for_logprobs
+from rl_models.training.global_batch import micro_batches, part_of
 
 __all__ = ["student_inputs", "topk_of_shard"]
 
@@ -38,9 +37,8 @@ def topk_of_shard(
         "topk_indices": torch.zeros(*input_ids.shape, k, dtype=torch.int32),
         "topk_log_normalizer": torch.zeros(input_ids.shape),
     }
-    lengths: np.ndarray = data["input_lengths"].numpy().astype(np.int64)
-    for rows in micro_batch_rows(data, lengths, micro_batch_size):
-        part = narrowed(data, rows, input_ids.shape[1])
+    for rows in micro_batches(data, micro_batch_size):
+        part = part_of(data, rows)
         needed = needed_for_logprobs(part)
         with torch.no_grad():
             batch, logits_N_V = needed_logits(model, part["input_ids"], needed)

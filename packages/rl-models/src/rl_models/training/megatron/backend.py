@@ -29,11 +29,7 @@ from rl_models.interfaces import LossFunction
 from rl_models.ops.causal_lm import DTYPES
 from rl_models.tokens.tokenizer_files import save_tokenizer
 from rl_models.training.dtensor.huggingface_files import save_model_folder
-from rl_models.training.dtensor.microbatch import (
-    ModelBatch,
-    micro_batch_rows,
-    narrowed,
-)
+from rl_models.training.dtensor.microbatch import ModelBatch
 from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
@@ -47,9 +43,10 @@ from rl_models.training.dtensor.positions import (
 from rl_models.training.global_batch import (
     SkippedSteps,
     global_batches,
+    micro_batches,
     on_device,
+    part_of,
     plain_metric,
-    row_lengths,
 )
 from rl_models.training.megatron.families import check_layout, model_config
 from rl_models.training.megatron.traits import Traits
@@ -220,9 +217,9 @@ class MegatronTrainingBackend(Traits):
         # Counted before the first pass: each micro-batch divides its loss by the counts
         # of the whole batch, so that gradients can simply be added.
         valid_seqs, valid_toks = self._global_counts(batch)
-        columns = batch["input_ids"].shape[1]
-        rows = micro_batch_rows(batch, row_lengths(batch), micro_batch_size)
-        parts = [narrowed(batch, some, columns) for some in rows]
+        parts = [
+            part_of(batch, some) for some in micro_batches(batch, micro_batch_size)
+        ]
         inputs = [self._model_input(part, loss_fn) for part in parts]
         # In float64, so that the sizes of micro-batches hardly change the sum.
         total = torch.zeros((), dtype=torch.float64, device=self.layout.device)
@@ -351,8 +348,8 @@ class MegatronTrainingBackend(Traits):
         """
         model.train(False)
         input_ids = data["input_ids"]
-        rows = list(micro_batch_rows(data, row_lengths(data), micro_batch_size))
-        parts = [narrowed(data, some, input_ids.shape[1]) for some in rows]
+        rows = micro_batches(data, micro_batch_size)
+        parts = [part_of(data, some) for some in rows]
         plans = [planned(part) for part in parts]
         device = self.layout.device
         whole = torch.zeros(input_ids.shape, dtype=torch.float32, device=device)
