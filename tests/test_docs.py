@@ -152,6 +152,8 @@ def test_reward_page_runs_but_for_its_training() -> None:
         ("retrieval", 1),
         ("gymnasium", 1),
         ("textarena", 1),
+        # It starts two servers of OpenEnv's package.
+        pytest.param("openenv", 1, marks=pytest.mark.slow),
         ("reward-hacking", 1),
     ],
 )

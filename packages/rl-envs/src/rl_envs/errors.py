@@ -11,11 +11,17 @@ EnvsError                     (a rl_distributed.DistributedError)  root of all o
 ├── SolutionError             UserError, ValueError   reference solutions are unreadable
 ├── SandboxError              UserError, RuntimeError  the level cannot be reached
 ├── JudgeError                UserError, RuntimeError  a judge does not answer
+├── EnvironmentServerError    UserError, ConnectionError  a server of environments
 ├── TaskError                 UserError, ValueError   a request for tasks is invalid
 ├── ToolError                 UserError, ValueError   a function cannot be a tool
 ├── AgentError                RuntimeError  an agent raised, or gave no reward
 │   └── AgentSetupError       UserError, ValueError   it cannot be run at all
 ├── PythonFileError           UserError, ImportError  (python_file)
+├── ActionRefusedError        ValueError    (bridges.openenv.wire, as the next four)
+├── StepFailedError           RuntimeError  the environment of a server raised
+├── SessionLostError          RuntimeError  a session with a server is over
+├── NoReplyError              TimeoutError  a server does not answer in time
+├── ServerFullError           RuntimeError  a server has no room for a session
 ├── ToolArgumentError         a model passed invalid arguments (tools.functions)
 ├── Unreadable                ValueError    a text is not an answer (mathematics.values)
 ├── NotJsonError              ValueError    a text is not one JSON value (json_checks)
@@ -39,6 +45,7 @@ __all__ = [
     "AgentError",
     "AgentSetupError",
     "EnvironmentContractError",
+    "EnvironmentServerError",
     "EnvsError",
     "JudgeError",
     "MessageLogError",
@@ -92,6 +99,10 @@ class SandboxError(EnvsError, UserError, RuntimeError):
 
 class JudgeError(EnvsError, UserError, RuntimeError):
     """A judge model cannot be reached, refuses, or may not be called."""
+
+
+class EnvironmentServerError(EnvsError, UserError, ConnectionError):
+    """A server of environments is out of reach, or does not speak its protocol."""
 
 
 class TaskError(EnvsError, UserError, ValueError):

@@ -47,10 +47,7 @@ class KeptEpisodes(Generic[SpecT, EpisodeT]):
 
     def take(self, spec: SpecT, actions: Sequence[str]) -> EpisodeT:
         """Return the episode after these actions, which is the caller's from now on."""
-        with self._lock:
-            # Taken out, not shared: an action changes the episode, and another call may
-            # want the same one.
-            kept = self._kept.pop((spec, tuple(actions)), None)
+        kept = self.take_kept(spec, actions)
         if kept is not None:
             return kept
         # Outside the lock, as making an episode may take long.
@@ -58,6 +55,13 @@ class KeptEpisodes(Generic[SpecT, EpisodeT]):
         for action in actions:
             episode.repeat(action)
         return episode
+
+    def take_kept(self, spec: SpecT, actions: Sequence[str]) -> EpisodeT | None:
+        """Return the episode after these actions, if it is kept."""
+        with self._lock:
+            # Taken out, not shared: an action changes the episode, and another call may
+            # want the same one.
+            return self._kept.pop((spec, tuple(actions)), None)
 
     def keep(self, spec: SpecT, actions: Sequence[str], episode: EpisodeT) -> None:
         """Keep an episode for the next call."""
@@ -73,10 +77,17 @@ class KeptEpisodes(Generic[SpecT, EpisodeT]):
 
     def drop(self, spec: SpecT, actions: Sequence[str]) -> None:
         """Release the episode after these actions, if it is kept."""
-        with self._lock:
-            kept = self._kept.pop((spec, tuple(actions)), None)
+        kept = self.take_kept(spec, actions)
         if kept is not None:
             kept.close()
+
+    def release_oldest(self) -> bool:
+        """Release the episode that was kept first; return whether there was one."""
+        with self._lock:
+            oldest = self._kept.popitem(last=False)[1] if self._kept else None
+        if oldest is not None:
+            oldest.close()
+        return oldest is not None
 
     def close(self) -> None:
         """Release all of them; it may be called again."""
