@@ -98,6 +98,32 @@ EFFECTS = {
             "tools",
         )
     },
+    **{
+        f"OpenEnvConfig.{name}": "packages/rl-envs/tests/test_bridges_openenv.py"
+        for name in (
+            "action",
+            "action_function",
+            "credit",
+            "failed_step",
+            "is_repeatable",
+            "max_sessions",
+            "read_action",
+            "solved_reward",
+        )
+    },
+    **{
+        f"OpenEnvServer.{name}": "packages/rl-envs/tests/test_bridges_openenv.py"
+        for name in (
+            "address",
+            "call_s",
+            "command",
+            "connect_s",
+            "max_message_mib",
+            "observation_function",
+            "show",
+            "start_s",
+        )
+    },
     "MegatronConfig.activation_checkpointing": (
         "packages/rl-models/tests/rl_models_sample_megatron.py"
     ),

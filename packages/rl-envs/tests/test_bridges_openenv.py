@@ -582,6 +582,11 @@ def test_actions_are_read_or_refused(action: Any, said: str, found: Any) -> None
         assert form.read(said)[0] == found
 
 
+def test_all_of_a_response_may_be_the_action() -> None:
+    form = ActionForm(OpenEnvConfig(address=ADDRESS, read_action="response"))
+    assert form.read(" a\n<move>b</move> ")[0] == {"message": "a\n<move>b</move>"}
+
+
 def test_a_response_that_is_no_action_reaches_no_server() -> None:
     config = {"address": ADDRESS, "action": {"message": "{int}"}}
     game = play(row(), *["?"] * 3, **config)
