@@ -140,6 +140,67 @@ def test_a_reward_file_is_checked_with_rows(
     assert "gold answers earn the full reward" in failed(other)
 
 
+ROWS_OF_DATA_SETS = {
+    "question and solution": [
+        {"question": f"{n}+{n}", "solution": f"is {2 * n}"} for n in range(9)
+    ],
+    "a conversation": [
+        {
+            "conversations": [
+                {"from": "human", "value": f"{n}+{n}"},
+                {"from": "gpt", "value": f"is {2 * n}"},
+            ]
+        }
+        for n in range(9)
+    ],
+    "numbers": [{"problem": n, "target": f"is {n}"} for n in range(10, 19)],
+}
+
+
+@pytest.mark.parametrize("name", ROWS_OF_DATA_SETS)
+def test_rows_are_read_as_in_training(
+    name: str, folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = map(json.dumps, ROWS_OF_DATA_SETS[name])
+    (folder / "own.jsonl").write_text("\n".join(lines))
+    # The reward needs the column `answer`, which training derives from others, too.
+    report = called(
+        capsys, "check", "my_env.py", "--data", "own.jsonl", "--gold", "answer"
+    )
+    assert report["passed"] is True
+    out = played(
+        capsys,
+        monkeypatch,
+        "wrong\n",
+        "my_env.py",
+        "--data",
+        "own.jsonl",
+        "--tasks",
+        "1",
+    )
+    asked = {"numbers": "10"}.get(name, "0+0")
+    assert f"[user] {asked}\n" in out
+
+
+def test_the_column_of_the_prompts_may_have_any_name(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"source": f"{n}+{n}", "answer": f"is {2 * n}"} for n in range(9)]
+    (folder / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    named = ["my_env.py", "--data", "own.jsonl"]
+    assert _run(["envs", "check", *named], False) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "has no column for the prompt" in said
+    assert "it has 'source', 'answer'" in said
+    assert "--prompt COLUMN" in said
+    assert called(capsys, "check", *named, "--prompt", "source")["passed"] is True
+    out = played(
+        capsys, monkeypatch, "is 0\n", *named, "--prompt", "source", "--tasks", "1"
+    )
+    assert "[user] 0+0\n" in out
+    assert "score: 1 of 1" in out
+
+
 def played(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str
 ) -> str:
@@ -201,6 +262,8 @@ def test_an_answer_of_several_lines_ends_with_an_empty_line(
         (["my_env.py:Reverse", "--world", "countdwn"], "did you mean 'countdown'"),
         (["my_env.py:Reverse", "tasks.length=3"], "tasks.length has no effect"),
         (["countdown", "--world", "countdown", "--data", "x"], "mutually exclusive"),
+        (["countdown", "--prompt", "question"], "--prompt names a column of --data"),
+        (["my_env.py", "--data", "rows.jsonl", "--prompt", "pormpt"], "'prompt'"),
         (["countdown", "tasks=3"], "write tasks.KEY=VALUE"),
         (["countdown", "tasks.num_numbrs=3"], "tasks.KEY=VALUE"),
         (

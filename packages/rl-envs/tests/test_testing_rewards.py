@@ -289,6 +289,23 @@ def test_rows_without_gold_and_rows_that_cannot_be_judged() -> None:
         examine_environment("sorting", [])
     with pytest.raises(TaskError, match="row 0 must have a column 'prompt'"):
         examine_environment("sorting", [{"answer": "1"}])
+    with pytest.raises(TaskError, match="one entry per row: got 0 for 1"):
+        examine_environment("sorting", [{"answer": "1"}], prompts=[])
+
+
+def test_prompts_may_be_given_apart_from_the_columns() -> None:
+    seen: list[list[str]] = []
+
+    def reward(prompt: str, response: str, **columns: Any) -> float:
+        seen.append([prompt, *sorted(columns)])
+        return float(response == columns["answer"])
+
+    rows = [{"source": f"{n}", "answer": f"is {n}"} for n in range(10, 14)]
+    prompts = [[{"role": "user", "content": f"Say {n}."}] for n in range(10, 14)]
+    assert_passed(examine_environment(reward, rows, prompts=prompts))
+    assert {prompt for prompt, *_ in seen} == {f"Say {n}." for n in range(10, 14)}
+    # Columns of the environment are those of the row: no prompt is added to them.
+    assert {tuple(columns) for _, *columns in seen} == {("answer", "source")}
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
@@ -299,8 +316,9 @@ TEXTS = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
 def test_trials_are_a_function_of_rows_and_seed(golds: list[str], seed: int) -> None:
     rows = [{"prompt": f"q{n}", "answer": gold} for n, gold in enumerate(golds)]
     config = Examination(seed=seed)
-    found = trials(rows, config)
-    assert found == trials(rows, config)
+    prompts = [prompt_messages(row, n) for n, row in enumerate(rows)]
+    found = trials(rows, prompts, config)
+    assert found == trials(rows, prompts, config)
     for trial in found:
         gold = golds[trial.row]
         if trial.kind == "gold":

@@ -26,11 +26,22 @@ from rl_envs.registry import (
     task_registry,
 )
 from rl_envs.tasks import TaskSource
+from rl_envs.testing.responses import prompt_messages
 
-__all__ = ["EnvironmentChoice", "choose_environment"]
+__all__ = ["EnvironmentChoice", "GivenTasks", "choose_environment"]
 
 _TASKS = "tasks"
 _DEFAULT_FUNCTION = "reward"
+
+
+@dataclass(frozen=True)
+class GivenTasks:
+    """Tasks, as a policy and its environment get them in training."""
+
+    rows: list[dict[str, Any]]
+    """Columns of each task, for the environment."""
+    prompts: Sequence[Sequence[Mapping[str, Any]]]
+    """Initial conversation of each task."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +57,12 @@ class EnvironmentChoice:
     """Function that creates the task source from a seed; None: there is none."""
     data: str | None
     """File with rows."""
+    prompt_column: str | None = None
+    """Column of the prompts; None: the first one with a usual name."""
 
     def held_out(
         self, num_tasks: int | None, seed: int, *, unique: bool = False
-    ) -> list[dict[str, Any]]:
+    ) -> GivenTasks:
         """Return rows of the file, or tasks that are never trained on.
 
         Args:
@@ -59,18 +72,20 @@ class EnvironmentChoice:
 
         Raises:
             ConfigError: There is neither a file nor a task source.
-            DataError: The file cannot be read.
+            DataError: The file cannot be read, or has no prompts.
             TaskError: The task source cannot generate them.
         """
         if self.data is not None:
-            return _rows_of(self.data, num_tasks)
+            return _tasks_of(self.data, num_tasks, self.prompt_column)
         if self.make_source is None:
             raise ConfigError(
                 f"{self.name} has no tasks: there is no task source of that name; "
                 "give rows with --data FILE, or a task source with --world"
             )
         source = self.make_source(seed)
-        return source.held_out(1 if num_tasks is None else num_tasks, unique=unique)
+        rows = source.held_out(1 if num_tasks is None else num_tasks, unique=unique)
+        prompts = [prompt_messages(row, index) for index, row in enumerate(rows)]
+        return GivenTasks(rows, prompts)
 
 
 def choose_environment(
@@ -80,6 +95,7 @@ def choose_environment(
     overrides: Sequence[str] = (),
     world: str | None = None,
     data: str | None = None,
+    prompt_column: str | None = None,
 ) -> EnvironmentChoice:
     """Find an environment and check its settings.
 
@@ -91,12 +107,15 @@ def choose_environment(
         world: Task source: a registered name, or `FILE.py:CLASS`; None: the
             environment's name.
         data: File with rows.
+        prompt_column: Column of the file with the prompts.
 
     Raises:
         UserError: There is no such environment, or a setting is invalid.
     """
     if data is not None and world is not None:
         raise ConfigError("--data and --world are mutually exclusive: give one")
+    if prompt_column is not None and data is None:
+        raise ConfigError("--prompt names a column of --data FILE: give the file")
     base = {} if config is None else dict(load_config(config))
     of_tasks = base.pop(_TASKS, None) or {}
     if not isinstance(of_tasks, Mapping):
@@ -115,7 +134,7 @@ def choose_environment(
             "source; name one with --world"
         )
     spec = EnvironmentSpec.of(found, settings)
-    return EnvironmentChoice(name, spec, settings, source, data)
+    return EnvironmentChoice(name, spec, settings, source, data, prompt_column)
 
 
 def _is_file(name: str) -> bool:
@@ -206,12 +225,21 @@ def _noted(make: Callable[[], TaskSource]) -> TaskSource:
         raise
 
 
-def _rows_of(data: str, num_rows: int | None) -> list[dict[str, Any]]:
+def _tasks_of(data: str, num_rows: int | None, prompt_column: str | None) -> GivenTasks:
+    """Read rows as training does, which knows prompts by several names."""
     # Only needed to read rows; importing rl_algorithms takes a while.
+    from rl_algorithms.data.config import DataConfig  # noqa: PLC0415
     from rl_algorithms.data.loading import load_sources  # noqa: PLC0415
+    from rl_algorithms.data.prompt_rows import read_prompts  # noqa: PLC0415
+    from rl_algorithms.errors import ColumnError  # noqa: PLC0415
 
     (source,) = load_sources(data, None)
-    rows = [dict(row) for row in itertools.islice(source.rows, num_rows)]
+    rows = list(itertools.islice(source.rows, num_rows))
     if not rows:
         raise ConfigError(f"--data {data}: there are no rows")
-    return rows
+    try:
+        read = read_prompts(rows, DataConfig(input_key=prompt_column), source.name)
+    except ColumnError as error:
+        error.add_note("Here the column of the prompts is given by --prompt COLUMN.")
+        raise
+    return GivenTasks([row.columns for row in read], [row.messages for row in read])

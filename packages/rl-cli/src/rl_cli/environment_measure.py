@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_algorithms.evaluation import EvalConfig
-from rl_cli.environment_choice import choose_environment
+from rl_cli.environment_choice import GivenTasks, choose_environment
 from rl_distributed.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,14 +102,15 @@ def measure(
         overrides=overrides,
         world=options["world"],
         data=options["data"],
+        prompt_column=options["prompt_column"],
     )
-    rows = chosen.held_out(options["num_tasks"], options["seed"], unique=True)
+    tasks = chosen.held_out(options["num_tasks"], options["seed"], unique=True)
     env = chosen.spec.make()
     try:
         config = _eval_config(options, env)
         if address is not None:
-            return _of_address(options, env, rows, config)
-        return _of_folder(model, env, rows, config)
+            return _of_address(options, env, tasks, config)
+        return _of_folder(model, env, tasks.rows, config)
     finally:
         env.shutdown()
 
@@ -142,6 +143,7 @@ def _eval_config(
             "max_new_tokens": options["max_new_tokens"],
             "temperature": options["temperature"],
         },
+        "data": {"input_key": options["prompt_column"]},
     }
     return EvalConfig.from_dict(settings, source="the command line")
 
@@ -172,7 +174,7 @@ def _of_folder(
 def _of_address(
     options: Mapping[str, Any],
     env: EnvironmentInterface[Any],
-    rows: Sequence[dict[str, Any]],
+    tasks: GivenTasks,
     config: EvalConfig,
 ) -> Measurement:
     from rl_cli.chat_server import ChatServer  # noqa: PLC0415
@@ -190,7 +192,7 @@ def _of_address(
         deadline_s=options["deadline_s"],
     )
     began = time.perf_counter()
-    found = measure_address(server, env, rows, config)
+    found = measure_address(server, env, tasks, config)
     return Measurement(options["served_model"], found, time.perf_counter() - began)
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from rl_cli.console import Terminal
+from rl_cli.environment_choice import GivenTasks
 from rl_distributed.batch.arrays import to_numpy
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -24,7 +25,7 @@ from rl_envs.interfaces import (
     observation_messages,
     total_reward,
 )
-from rl_envs.testing.responses import gold_of, prompt_messages
+from rl_envs.testing.responses import gold_of
 
 __all__ = ["EnvironmentPlayer", "Score"]
 
@@ -88,22 +89,23 @@ class EnvironmentPlayer:
         self.one_line, self.show_answer = one_line, show_answer
         self.score = Score()
 
-    def play(self, rows: Sequence[Mapping[str, Any]]) -> Score:
-        """Play tasks in order until the last one or the end of the input.
-
-        Raises:
-            TaskError: A row has no prompt.
-        """
-        for number, row in enumerate(rows):
-            self.terminal.raw(f"--- task {number + 1} of {len(rows)}")
-            if not self._play_one(row, number):
+    def play(self, tasks: GivenTasks) -> Score:
+        """Play tasks in order until the last one or the end of the input."""
+        for number, row in enumerate(tasks.rows):
+            self.terminal.raw(f"--- task {number + 1} of {len(tasks.rows)}")
+            if not self._play_one(row, tasks.prompts[number], number):
                 self.terminal.raw("the input has ended")
                 break
         return self.score
 
-    def _play_one(self, row: Mapping[str, Any], number: int) -> bool:
+    def _play_one(
+        self,
+        row: Mapping[str, Any],
+        prompt: Sequence[Mapping[str, Any]],
+        number: int,
+    ) -> bool:
         """Play a conversation to its end; return False if the input ends first."""
-        log = prompt_messages(row, number)
+        log = [dict(message) for message in prompt]
         gold = gold_of(row)
         for message in log:
             self._show(message)

@@ -10,7 +10,7 @@ tasks x samples -> conversations --ask--> replies --step--> rewards, observation
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from rl_algorithms.evaluation import DatasetEvaluation, EvalConfig
 from rl_cli.chat_server import ChatServer, Reply
+from rl_cli.environment_choice import GivenTasks
 from rl_distributed.batch.arrays import as_array, to_numpy
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -26,7 +27,6 @@ from rl_envs.interfaces import (
     observation_messages,
     total_reward,
 )
-from rl_envs.testing.responses import prompt_messages
 
 __all__ = ["measure_address"]
 
@@ -72,7 +72,7 @@ class _Conversation:
 def measure_address(
     server: ChatServer,
     env: EnvironmentInterface[Any],
-    rows: Sequence[Mapping[str, Any]],
+    tasks: GivenTasks,
     config: EvalConfig,
 ) -> DatasetEvaluation:
     """Have a server answer tasks, and score its answers.
@@ -80,7 +80,7 @@ def measure_address(
     Args:
         server: The server.
         env: The environment.
-        rows: Tasks.
+        tasks: Tasks.
         config: Settings, of which `num_generations`, `seed`, `max_rollout_turns`, `ks`
             and `pass_threshold` are used.
 
@@ -92,9 +92,8 @@ def measure_address(
     Raises:
         ConfigError: The server refuses a request.
         GenerationError: No request got a reply.
-        TaskError: A row has no prompt.
     """
-    rounds = _begin(rows, config)
+    rounds = _begin(tasks, config)
     for _ in range(config.max_rollout_turns):
         playing = [each for each in rounds if each.is_open]
         if not playing:
@@ -124,13 +123,11 @@ def measure_address(
     return found
 
 
-def _begin(
-    rows: Sequence[Mapping[str, Any]], config: EvalConfig
-) -> list[_Conversation]:
+def _begin(tasks: GivenTasks, config: EvalConfig) -> list[_Conversation]:
     found = []
-    for idx, row in enumerate(rows):
+    for idx, (row, prompt) in enumerate(zip(tasks.rows, tasks.prompts, strict=True)):
         for number in range(config.num_generations):
-            log = prompt_messages(row, idx)
+            log = [dict(message) for message in prompt]
             # Distinct for every answer, and the same in the next run.
             seed = config.seed + idx * config.num_generations + number
             found.append(_Conversation(idx, seed, log, dict(row), len(log)))

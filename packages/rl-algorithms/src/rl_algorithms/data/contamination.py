@@ -19,7 +19,7 @@ from typing import Any
 
 from rl_algorithms.data.columns import MESSAGES_NAMES, PROMPT_NAMES
 from rl_algorithms.data.config import DataConfig
-from rl_algorithms.data.prompts import PromptFormat
+from rl_algorithms.data.prompt_rows import PromptFormat
 from rl_algorithms.data.types import Row, Rows
 from rl_algorithms.errors import EmptyDatasetError
 

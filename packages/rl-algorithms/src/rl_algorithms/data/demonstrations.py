@@ -32,7 +32,7 @@ from rl_algorithms.data.encoding import (
 )
 from rl_algorithms.data.length_limit import apply_length_limit
 from rl_algorithms.data.progress import track
-from rl_algorithms.data.prompts import PromptFormat, plain_text
+from rl_algorithms.data.prompt_rows import PromptFormat, plain_text
 from rl_algorithms.data.types import DatumSpec, Row, Rows, Tokenizer
 from rl_algorithms.errors import DataError
 

@@ -12,7 +12,7 @@ from rl_algorithms.data.types import Row, Rows
 from rl_algorithms.errors import ColumnError
 
 if TYPE_CHECKING:
-    from rl_algorithms.data.prompts import PromptFormat
+    from rl_algorithms.data.prompt_rows import PromptFormat
 
 __all__ = ["Messages", "Pair", "find_pair_columns", "find_pairs"]
 

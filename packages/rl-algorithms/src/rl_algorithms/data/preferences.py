@@ -31,7 +31,7 @@ from rl_algorithms.data.encoding import (
 )
 from rl_algorithms.data.length_limit import apply_length_limit
 from rl_algorithms.data.preference_columns import Messages, find_pairs
-from rl_algorithms.data.prompts import PromptFormat, plain_text
+from rl_algorithms.data.prompt_rows import PromptFormat, plain_text
 from rl_algorithms.data.types import Rows, Tokenizer
 from rl_algorithms.errors import DataError, EmptyDatasetError
 from rl_distributed.batch.batched_data_dict import BatchedDataDict

@@ -14,6 +14,7 @@ import click
 from rl_cli.options import LARGEST_SEED, Number, Whole
 
 if TYPE_CHECKING:
+    from rl_cli.environment_choice import GivenTasks
     from rl_envs.catalog import CatalogEntry
     from rl_envs.testing import Finding
 
@@ -27,6 +28,11 @@ CONFIG = click.option(
 DATA = click.option(
     "--data", metavar="FILE", help="Rows to use instead of tasks of a task source."
 )
+PROMPT = click.option(
+    "--prompt", "prompt_column", metavar="COLUMN",
+    help="Column of --data with the prompt; default: prompt, question, messages or "
+    "another usual name, as in training.",
+)  # fmt: skip
 WORLD = click.option(
     "--world",
     metavar="NAME|FILE.py:CLASS",
@@ -111,6 +117,7 @@ def _sandbox_level() -> str:
 @OVERRIDES
 @CONFIG
 @DATA
+@PROMPT
 @WORLD
 @click.option("--tasks", "num_tasks", type=Whole(most=100_000), default=32,
               show_default=True, help="Number of tasks or rows.")  # fmt: skip
@@ -133,6 +140,7 @@ def check(
     overrides: tuple[str, ...],
     config: Path | None,
     data: str | None,
+    prompt_column: str | None,
     world: str | None,
     num_tasks: int,
     as_json: bool,
@@ -163,7 +171,12 @@ def check(
 
     leave_torch_out()
     chosen = choose_environment(
-        environment, config=config, overrides=overrides, world=world, data=data
+        environment,
+        config=config,
+        overrides=overrides,
+        world=world,
+        data=data,
+        prompt_column=prompt_column,
     )
     seed = limits["seed"]
     examination = Examination(
@@ -175,17 +188,19 @@ def check(
         deterministic=not limits["chance"],
         allow_unscored=limits["allow_unscored"],
     )
-    rows = chosen.held_out(num_tasks, seed)
+    tasks = chosen.held_out(num_tasks, seed)
     findings = []
     if data is None and chosen.make_source is not None:
         findings += examine_tasks(chosen.make_source, num_tasks, seed=seed)
-    findings += examine_environment(chosen.spec, rows, examination)
+    findings += examine_environment(
+        chosen.spec, tasks.rows, examination, prompts=tasks.prompts
+    )
     passed = all(finding.status != "fail" for finding in findings)
     if as_json:
         listed = [dataclasses.asdict(finding) for finding in findings]
         _print_json({"environment": environment, "passed": passed, "checks": listed})
     else:
-        _show_findings(environment, findings, rows)
+        _show_findings(environment, findings, tasks)
     return 0 if passed else 1
 
 
@@ -194,6 +209,7 @@ def check(
 @OVERRIDES
 @CONFIG
 @DATA
+@PROMPT
 @WORLD
 @click.option("--tasks", "num_tasks", type=Whole(most=100_000), default=5,
               show_default=True, help="Number of tasks.")  # fmt: skip
@@ -212,6 +228,7 @@ def play(
     overrides: tuple[str, ...],
     config: Path | None,
     data: str | None,
+    prompt_column: str | None,
     world: str | None,
     num_tasks: int,
     seed: int,
@@ -237,13 +254,18 @@ def play(
 
     leave_torch_out()
     chosen = choose_environment(
-        environment, config=config, overrides=overrides, world=world, data=data
+        environment,
+        config=config,
+        overrides=overrides,
+        world=world,
+        data=data,
+        prompt_column=prompt_column,
     )
-    rows = chosen.held_out(num_tasks, seed)
+    tasks = chosen.held_out(num_tasks, seed)
     env = chosen.spec.make()
     terminal = Terminal()
     try:
-        score = EnvironmentPlayer(env, terminal, sys.stdin, **manner).play(rows)
+        score = EnvironmentPlayer(env, terminal, sys.stdin, **manner).play(tasks)
     finally:
         env.shutdown()
     terminal.raw(f"score: {score}")
@@ -263,6 +285,7 @@ def play(
               help="File with the server's API key.")  # fmt: skip
 @CONFIG
 @DATA
+@PROMPT
 @WORLD
 @click.option("--tasks", "num_tasks", type=Whole(most=1_000_000), default=64,
               show_default=True, help="Number of held-out tasks.")  # fmt: skip
@@ -316,11 +339,8 @@ def run(environment: str, overrides: tuple[str, ...], **options: Any) -> int:
     return 0
 
 
-def _show_findings(
-    name: str, findings: Sequence[Finding], rows: Sequence[dict[str, Any]]
-) -> None:
+def _show_findings(name: str, findings: Sequence[Finding], tasks: GivenTasks) -> None:
     from rl_cli.console import Terminal, table  # noqa: PLC0415
-    from rl_envs.testing.responses import prompt_messages  # noqa: PLC0415
 
     terminal = Terminal()
     cells = [(each.check, each.status, each.reason) for each in findings]
@@ -329,7 +349,7 @@ def _show_findings(
     for each in findings:
         if each.status != "fail" or each.row is None or each.response is None:
             continue
-        asked = prompt_messages(rows[each.row], each.row)[-1].get("content")
+        asked = tasks.prompts[each.row][-1].get("content")
         terminal.raw(f"{each.check}: row {each.row}")
         terminal.raw(f"  prompt:   {asked!r}")
         terminal.raw(f"  response: {each.response!r}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rl_envs.errors import TaskError
+from rl_envs.interfaces import MessageLog
 from rl_envs.testing.findings import Examination
 
 __all__ = ["Trial", "gold_of", "prompt_messages", "trials"]
@@ -70,13 +71,19 @@ def gold_of(columns: Mapping[str, Any], column: str | None = None) -> str | None
     return None
 
 
-def trials(rows: Sequence[Mapping[str, Any]], config: Examination) -> list[Trial]:
+def trials(
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[MessageLog],
+    config: Examination,
+) -> list[Trial]:
     """Return the responses to try, deterministically.
 
     Wrong responses that happen to equal the right one are left out.
 
-    Raises:
-        TaskError: A row has no prompt.
+    Args:
+        rows: Columns of the tasks.
+        prompts: Initial conversation of each row.
+        config: Seed, gold column and number of changes.
     """
     found: list[Trial] = []
     for row, columns in enumerate(rows):
@@ -87,7 +94,7 @@ def trials(rows: Sequence[Mapping[str, Any]], config: Examination) -> list[Trial
             found.append(Trial("gold", row, gold))
             changes = {_changed(gold, rng) for _ in range(config.changes_per_row)}
             found += [Trial("change", row, text) for text in sorted(changes)]
-        asked = prompt_messages(columns, row)[-1].get("content")
+        asked = prompts[row][-1].get("content")
         wrong = {"empty": "", "garbage": _garbage(rng), "prompt": str(asked)}
         found += [
             Trial(kind, row, text)

@@ -23,7 +23,12 @@ import numpy.typing as npt
 from rl_distributed.batch.arrays import to_numpy
 from rl_distributed.errors import ConfigError
 from rl_envs.errors import EnvironmentContractError, SandboxError, TaskError
-from rl_envs.interfaces import EnvironmentInterface, as_columns, total_reward
+from rl_envs.interfaces import (
+    EnvironmentInterface,
+    MessageLog,
+    as_columns,
+    total_reward,
+)
 from rl_envs.registry import EnvironmentSpec
 from rl_envs.testing.contract import check_environment, equal_values
 from rl_envs.testing.findings import Examination, Finding
@@ -53,6 +58,7 @@ def examine_environment(
     rows: Sequence[Mapping[str, Any]],
     config: Examination | None = None,
     *,
+    prompts: Sequence[MessageLog] | None = None,
     excuse: Excuse | None = None,
 ) -> list[Finding]:
     """Try right and wrong responses to rows, and test the contract of the interface.
@@ -60,8 +66,10 @@ def examine_environment(
     Args:
         env: A registered name, a class, an environment, a reward function, or an
             `EnvironmentSpec`. An existing environment is shut down at the end.
-        rows: Tasks: `prompt` or `messages`, and the columns that the environment reads.
+        rows: Tasks: the columns that the environment reads.
         config: Strictness of the checks.
+        prompts: Initial conversation of each row; None: its column `prompt` or
+            `messages`.
         excuse: Function of a row and a response that earns the full reward without
             being the gold answer; returns True if the response is right, too.
 
@@ -69,14 +77,21 @@ def examine_environment(
         One finding per check; `assert_passed` raises if one failed.
 
     Raises:
-        TaskError: There are no rows, or one has no prompt.
+        TaskError: There are no rows, or one has no prompt, or prompts are not one per
+            row.
         ConfigError: The environment cannot be created.
         SandboxError: It needs a sandbox that is not available here.
     """
     if not rows:
         raise TaskError("an examination needs at least one row: got none")
     spec = env if isinstance(env, EnvironmentSpec) else EnvironmentSpec.of(env)
-    run = _Run(spec.make(), rows, config or Examination(), excuse)
+    if prompts is None:
+        prompts = [prompt_messages(columns, row) for row, columns in enumerate(rows)]
+    if len(prompts) != len(rows):
+        raise TaskError(
+            f"prompts must have one entry per row: got {len(prompts)} for {len(rows)}"
+        )
+    run = _Run(spec.make(), rows, prompts, config or Examination(), excuse)
     try:
         return list(run.findings())
     finally:
@@ -99,14 +114,15 @@ class _Run:
         self,
         env: EnvironmentInterface[Any],
         rows: Sequence[Mapping[str, Any]],
+        prompts: Sequence[MessageLog],
         config: Examination,
         excuse: Excuse | None,
     ) -> None:
         self.env, self.rows, self.config, self.excuse = env, rows, config, excuse
-        self.trials = trials(rows, config)
+        self.trials = trials(rows, prompts, config)
         self.logs = [
             [
-                *prompt_messages(rows[trial.row], trial.row),
+                *prompts[trial.row],
                 {"role": "assistant", "content": trial.response},
             ]
             for trial in self.trials
