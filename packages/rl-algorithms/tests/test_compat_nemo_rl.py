@@ -144,6 +144,51 @@ def test_the_real_package_is_not_hidden(tmp_path):
     assert out.strip().endswith("True")
 
 
+@pytest.mark.parametrize("first", ["", "import rl_algorithms.compat.nemo_rl; "])
+def test_processes_that_a_program_starts_find_the_names(first):
+    code = first + "from nemo_rl.utils.timer import Timer; print(Timer.__module__)"
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": finder.STAND_IN},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.strip() == "rl_distributed.timing.timer"
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_process_with_the_real_package_imports_that(tmp_path, is_first):
+    (tmp_path / "nemo_rl").mkdir()
+    (tmp_path / "nemo_rl" / "__init__.py").write_text("REAL = True\n")
+    (tmp_path / "nemo_rl" / "below.py").write_text("BELOW = True\n")
+    folders = [str(tmp_path), finder.STAND_IN]
+    code = "import nemo_rl.below as b, nemo_rl; print(nemo_rl.REAL, b.BELOW)"
+    out = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(folders if is_first else folders[::-1]),
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert out.stdout.split() == ["True", "True"]
+
+
+def test_other_folders_of_the_path_stay(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", f"/a{os.pathsep}{finder.STAND_IN}")
+    uninstall()
+    assert os.environ["PYTHONPATH"] == "/a"
+    install()
+    assert os.environ["PYTHONPATH"].split(os.pathsep) == ["/a", finder.STAND_IN]
+    monkeypatch.setenv("PYTHONPATH", finder.STAND_IN)
+    uninstall()
+    assert "PYTHONPATH" not in os.environ
+    install()
+
+
 def test_uninstall_leaves_nothing():
     importlib.import_module("nemo_rl.utils.timer")
     uninstall()
@@ -444,6 +489,19 @@ def test_distillation_is_mixed_by_default():
     assert loss.item() == pytest.approx(kl.mean().item(), rel=1e-5)
 
 
+def test_log_probs_of_the_whole_vocabulary_are_told():
+    data, counts, _ = loss_batch()
+    made = torch.Generator().manual_seed(1)
+    whole = torch.log_softmax(torch.randn(4, 4, 5, generator=made), -1)
+    top = torch.log_softmax(torch.randn(4, 4, 3, generator=made), -1)
+    loss_fn = load("nemo_rl.algorithms.loss.DistillationLossFn")({})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss_fn(top, top, None, data, *counts)
+    with pytest.warns(DifferenceWarning, match="normalises log-probs over the k"):
+        loss_fn(whole[..., :3], top, None, data, *counts)
+
+
 def test_the_reward_of_one_in_eight_is_told():
     estimator = load("nemo_rl.algorithms.advantage_estimator.GRPOAdvantageEstimator")
     made = estimator({"use_leave_one_out_baseline": True}, None)
@@ -539,6 +597,39 @@ def test_configurations_are_read_with_their_parents(tmp_path):
     (tmp_path / "own.yaml").write_text("defaults: base.yaml\na: {b: 3}\n")
     load_config = load("nemo_rl.utils.config.load_config")
     assert load_config(tmp_path / "own.yaml") == {"a": {"b": 3}, "c": 12}
+
+
+def test_overrides_of_a_changed_configuration_are_told(tmp_path):
+    (tmp_path / "own.yaml").write_text("a: 2\nb: ${mul:${a},4}\n")
+    read, parse = (
+        load(f"nemo_rl.utils.config.{name}")
+        for name in ("load_config", "parse_hydra_overrides")
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert parse(read(tmp_path / "own.yaml"), ["a=3"]) == {"a": 3, "b": 12}
+        assert parse({"a": 2}, ["+c=1"]) == {"a": 2, "c": 1}
+    changed = read(tmp_path / "own.yaml")
+    changed["extra"] = 1
+    with pytest.warns(DifferenceWarning, match="does not follow overrides"):
+        assert parse(changed, ["a=3"]) == {"a": 3, "b": 8, "extra": 1}
+
+
+def test_clusters_refuse_what_they_cannot_do():
+    cluster = load("nemo_rl.distributed.virtual_cluster.RayVirtualCluster")
+    made = cluster([2], use_gpus=False, segment_size=None)
+    assert (made.world_size(), made.max_colocated_worker_groups) == (2, 1)
+    with pytest.raises(ConfigError, match="segment_size=2 is not here: tied_bundles"):
+        cluster([2], use_gpus=False, segment_size=2)
+
+
+def test_experiments_are_numbered_on(tmp_path):
+    make = load("nemo_rl.utils.logger.get_next_experiment_dir")
+    (tmp_path / "exp_007").mkdir()
+    (tmp_path / "exp_last").mkdir()
+    assert make(tmp_path) == str(tmp_path / "exp_008")
+    assert make(str(tmp_path)) == str(tmp_path / "exp_009")
+    assert make(tmp_path / "new" / "logs") == str(tmp_path / "new" / "logs" / "exp_001")
 
 
 def test_lists_are_dealt_to_workers_as_there():

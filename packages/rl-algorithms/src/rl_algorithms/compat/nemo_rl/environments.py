@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import ray
 
 from rl_algorithms.compat.nemo_rl.options import as_keys, refuse_keys
+from rl_algorithms.compat.nemo_rl.workers import variables_of_the_program
 from rl_distributed.errors import ConfigError
 from rl_envs import registry
 from rl_envs.interfaces import EnvironmentReturn
@@ -99,7 +101,11 @@ def create_env(env_name: str, env_config: Any = None) -> Any:
     """
     if env_name in _actor_classes:
         module, _, name = _actor_classes[env_name].rpartition(".")
-        return getattr(importlib.import_module(module), name).remote(env_config)
+        actor_class = getattr(importlib.import_module(module), name)
+        variables = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+        # The program may have joined a cluster whose processes lack both.
+        runtime_env = {"env_vars": {**variables_of_the_program(), **variables}}
+        return actor_class.options(runtime_env=runtime_env).remote(env_config)
     if env_name in ("math", "math_default"):
         return MathEnvironment.remote(as_keys(env_config))
     registry.env_registry.get(env_name)

@@ -5,17 +5,23 @@ from __future__ import annotations
 import dis
 import importlib
 import importlib.util
+import os
 import sys
 import types
 import warnings
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 from rl_algorithms.compat.nemo_rl.name_map import ROOT, read_name_map
 
-__all__ = ["install", "uninstall"]
+__all__ = ["STAND_IN", "install", "uninstall"]
+
+STAND_IN = str(Path(__file__).parent / "stand_in")
+"""Folder of a package `nemo_rl` that installs the finder, for other processes."""
+_PATH = "PYTHONPATH"
 
 _IMPORT_FROM = dis.opmap["IMPORT_FROM"]
 
@@ -78,11 +84,16 @@ class _NameFinder(MetaPathFinder, Loader):
 def install() -> None:
     """Let `import nemo_rl...` find the names of this project; idempotent.
 
+    Processes started later find them too, by PYTHONPATH: Ray's workers import the
+    modules of the program.
+
     Raises:
         ImportError: The real `nemo_rl` is installed, or imported already.
     """
     if any(isinstance(finder, _NameFinder) for finder in sys.meta_path):
         return
+    # It is there in processes started by one like this.
+    sys.path[:] = [path for path in sys.path if path != STAND_IN]
     loaded = sys.modules.get(ROOT)
     spec = importlib.util.find_spec(ROOT) if loaded is None else loaded.__spec__
     if loaded is not None or spec is not None:
@@ -94,15 +105,28 @@ def install() -> None:
             name=ROOT,
         )
     sys.meta_path.insert(0, _NameFinder())
+    # Last, so that a real `nemo_rl` on the path wins in processes that have it.
+    os.environ[_PATH] = os.pathsep.join([*_other_folders(), STAND_IN])
 
 
 def uninstall() -> None:
     """Remove the finder and the modules that it created."""
     sys.meta_path[:] = [f for f in sys.meta_path if not isinstance(f, _NameFinder)]
+    folders = _other_folders()
+    if folders:
+        os.environ[_PATH] = os.pathsep.join(folders)
+    else:
+        os.environ.pop(_PATH, None)
     # A list, as the loop removes entries.
     for name, module in list(sys.modules.items()):
         if isinstance(module, _MappedModule):
             del sys.modules[name]
+
+
+def _other_folders() -> list[str]:
+    """Return the folders of PYTHONPATH without the stand-in's."""
+    folders = os.environ.get(_PATH, "").split(os.pathsep)
+    return [folder for folder in folders if folder not in ("", STAND_IN)]
 
 
 def _import(name: str) -> types.ModuleType:

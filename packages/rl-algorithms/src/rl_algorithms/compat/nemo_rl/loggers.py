@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from rl_algorithms.compat.nemo_rl.options import as_keys, refuse_keys, take_only
 from rl_distributed import metrics
 
-__all__ = ["Logger", "flatten_dict", "logger_settings"]
+__all__ = ["Logger", "flatten_dict", "get_next_experiment_dir", "logger_settings"]
 
 _SINKS: Mapping[str, tuple[str, ...]] = {
     "wandb": ("project", "name", "entity", "group", "tags", "notes"),
@@ -76,6 +78,27 @@ class Logger(metrics.LoggerFacade):
     def finish(self) -> None:
         """Close all sinks."""
         self.close()
+
+
+def get_next_experiment_dir(base_log_dir: str | os.PathLike[str]) -> str:
+    """Create and return the folder `exp_NNN` with the next number.
+
+    Args:
+        base_log_dir: Folder of all experiments; created if it is missing.
+    """
+    base = Path(base_log_dir)
+    names = (path.name.removeprefix("exp_") for path in base.glob("exp_*"))
+    numbers = [int(name) for name in names if name.isascii() and name.isdigit()]
+    number = max(numbers, default=0) + 1
+    while True:
+        folder = base / f"exp_{number:03d}"
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            # Another run has just taken the number.
+            number += 1
+            continue
+        return str(folder)
 
 
 def flatten_dict(d: Mapping[str, Any], sep: str = ".") -> dict[str, Any]:

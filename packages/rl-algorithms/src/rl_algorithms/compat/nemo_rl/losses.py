@@ -359,6 +359,8 @@ class DistillationLossFn(losses.DistillationLossFn):
                     f"{', '.join(given) or 'nothing'}"
                 )
         student, teacher = given[names[0]], given[names[1]]
+        if not self.config.zero_outside_topk:
+            _tell_of_other_sums(student, teacher)
         # The last position predicts nothing, and our loss has no entry for it.
         columns = {
             **call.data,
@@ -374,6 +376,18 @@ class DistillationLossFn(losses.DistillationLossFn):
             ours["student_entropy"] = -given["H_all"]
         loss, metrics = super().__call__(*call.counted(columns), **ours)
         return loss, _floats(metrics, call.global_valid_toks)
+
+
+@torch.no_grad()
+def _tell_of_other_sums(*logprobs: Tensor) -> None:
+    """Warn if probabilities of the top k tokens do not sum to 1."""
+    sums = torch.stack([values.float().exp().sum(-1) for values in logprobs])
+    if bool(((sums - 1).abs() > 1e-3).any()):
+        warn_difference(
+            "DistillationLossFn normalises log-probs over the k tokens, whose "
+            f"probabilities sum to {float(sums.min()):.3g} to {float(sums.max()):.3g} "
+            "here; nemo_rl takes them as they are"
+        )
 
 
 def calculate_kl(

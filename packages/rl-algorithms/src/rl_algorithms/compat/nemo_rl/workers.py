@@ -10,14 +10,19 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 
+from rl_algorithms.compat.nemo_rl.differences import warn_difference
 from rl_distributed import workers
+from rl_distributed.cluster.passed_variables import withheld_variables
+from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError
+from rl_distributed.named_sharding import NamedSharding
+from rl_distributed.redaction import is_secret_variable
 from rl_distributed.workers.worker_class import ask_configuration
 
 __all__ = [
@@ -27,6 +32,7 @@ __all__ = [
     "RayWorkerGroup",
     "WorkerHandle",
     "get_actor_python_env",
+    "variables_of_the_program",
 ]
 
 # Options that the placement bundle of the cluster determines.
@@ -165,7 +171,39 @@ def _ray_options(decorated: Any) -> dict[str, Any]:
 
 
 class RayWorkerGroup(workers.RayWorkerGroup[Any]):
-    """See `rl_distributed.RayWorkerGroup`; `workers[i].method.remote(...)` works."""
+    """See `rl_distributed.RayWorkerGroup`; `workers[i].method.remote(...)` works.
+
+    Workers also get the environment of the program, without its secrets.
+
+    Args:
+        cluster: Where the workers run.
+        remote_worker_builder: Their class and its arguments.
+        workers_per_node: Bundles to use on each node; None: all.
+        name_prefix: Name of the group in messages.
+        bundle_indices_list: Tied groups, each (placement group, bundles).
+        sharding_annotations: Named axes over the workers.
+        env_vars: Environment variables of every worker.
+    """
+
+    def __init__(
+        self,
+        cluster: RayVirtualCluster,
+        remote_worker_builder: Any,
+        workers_per_node: int | Sequence[int] | None = None,
+        name_prefix: str = "",
+        bundle_indices_list: Sequence[tuple[int, Sequence[int]]] | None = None,
+        sharding_annotations: NamedSharding | None = None,
+        env_vars: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(
+            cluster,
+            remote_worker_builder,
+            workers_per_node,
+            name_prefix,
+            bundle_indices_list,
+            sharding_annotations,
+            {**variables_of_the_program(), **(env_vars or {})},
+        )
 
     @property
     def workers(self) -> list[WorkerHandle]:
@@ -205,6 +243,18 @@ class RayWorkerGroup(workers.RayWorkerGroup[Any]):
         reference = self._workers[0].handle.__ray_call__.remote(_variables, names)
         variables: dict[str, str] = ray.get(reference, timeout=self.call_deadline_s)
         return variables
+
+
+def variables_of_the_program() -> dict[str, str]:
+    """Return variables that workers would not get otherwise; warn of the secrets."""
+    withheld = withheld_variables(os.environ)
+    secrets = [name for name in withheld if is_secret_variable(name)]
+    if secrets:
+        warn_difference(
+            f"workers do not get {', '.join(secrets)}, as in nemo_rl, because they "
+            "look like secrets; name those that they need in env_vars"
+        )
+    return {name: os.environ[name] for name in withheld if name not in secrets}
 
 
 def _call_by_place(host: Any, name: str, /, *args: Any, **kwargs: Any) -> Any:
