@@ -25,6 +25,8 @@ def test_they_replace_builtins():
     assert issubclass(errors.ColumnError, (UserError, LookupError))
     assert issubclass(errors.PromptTooLongError, ValueError)
     assert not issubclass(errors.RolloutError, UserError)
+    assert issubclass(errors.RolloutError, RuntimeError)
+    assert not issubclass(errors.DataError, RuntimeError)
 
 
 def test_a_violated_rule_is_an_assertion_and_of_the_same_root():

@@ -36,3 +36,10 @@ def test_they_replace_builtins():
     assert issubclass(errors.ContextLengthError, BatchError)
     assert issubclass(errors.NonFiniteGradientError, ArithmeticError)
     assert issubclass(ContractError, AssertionError)
+    assert issubclass(errors.GenerationError, RuntimeError)
+    assert issubclass(errors.WeightSyncError, RuntimeError)
+
+
+def test_wrong_input_is_no_failure_of_the_run():
+    for cls in (errors.ModelLoadError, errors.UnsupportedModelError):
+        assert not issubclass(cls, RuntimeError)

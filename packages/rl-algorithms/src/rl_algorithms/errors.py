@@ -1,7 +1,7 @@
 """Exceptions of rl-algorithms.
 
 ```
-AlgorithmError      a rl_distributed.DistributedError, RuntimeError; root of them all
+AlgorithmError              a rl_distributed.DistributedError; root of them all
 ├── DataError               UserError, ValueError  a dataset, a row or a column
 │   ├── DatasetNotFoundError  FileNotFoundError    no such file, folder or hub name
 │   ├── ColumnError           LookupError          a column is missing or mistyped
@@ -9,11 +9,11 @@ AlgorithmError      a rl_distributed.DistributedError, RuntimeError; root of the
 │   ├── PromptTooLongError                         more tokens than the context has
 │   └── ContaminationError                         held-out rows are trained on
 ├── LossInputError          UserError, ValueError  a column that a loss needs is missing
-├── RolloutError                                   too many rows of a rollout failed
-├── NoLearningSignalError                          no group of answers differs in reward
-├── MismatchError                                  sampler and trainer disagree
-├── ScheduleError                                  an impossible event or state
-├── StalledError            TimeoutError           a run made no progress
+├── RolloutError            RuntimeError           too many rows of a rollout failed
+├── NoLearningSignalError   RuntimeError           no group of answers differs in reward
+├── MismatchError           RuntimeError           sampler and trainer disagree
+├── ScheduleError           RuntimeError           an impossible event or state
+├── StalledError            RuntimeError, TimeoutError  a run made no progress
 └── ConformanceError        AssertionError         a rule is violated (testing)
 ```
 
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-class AlgorithmError(DistributedError, RuntimeError):
+class AlgorithmError(DistributedError):
     """Root of the errors of algorithms; raised itself where training cannot go on."""
 
 
@@ -75,21 +75,21 @@ class LossInputError(AlgorithmError, UserError, ValueError):
     """A batch lacks a column that the configured loss needs, or shapes differ."""
 
 
-class RolloutError(AlgorithmError):
+class RolloutError(AlgorithmError, RuntimeError):
     """A rollout produced too few rows that can be trained on."""
 
 
-class NoLearningSignalError(AlgorithmError):
+class NoLearningSignalError(AlgorithmError, RuntimeError):
     """All answers of every group earn the same reward, so nothing can be learned."""
 
 
-class MismatchError(AlgorithmError):
+class MismatchError(AlgorithmError, RuntimeError):
     """The log-probs of sampler and trainer differ by more than `mismatch.limit`."""
 
 
-class ScheduleError(AlgorithmError):
+class ScheduleError(AlgorithmError, RuntimeError):
     """The schedule of asynchronous training got an impossible event or state."""
 
 
-class StalledError(AlgorithmError, TimeoutError):
+class StalledError(AlgorithmError, RuntimeError, TimeoutError):
     """A run made no progress for `fault_tolerance.stall_limit_s`."""

@@ -1,13 +1,13 @@
 """Exceptions of rl-models.
 
 ```
-ModelsError         a rl_distributed.DistributedError, RuntimeError; root of them all
+ModelsError                 a rl_distributed.DistributedError; root of them all
 ├── ModelLoadError          UserError, OSError    a model that cannot be read
 ├── UnsupportedModelError   UserError, TypeError  a model that cannot do what was asked
 ├── ContextLengthError      BatchError            a sequence longer than the context
-├── NonFiniteGradientError  ArithmeticError       gradients stay inf or nan
-├── GenerationError                               a generation backend failed
-├── WeightSyncError                               a replica did not confirm its weights
+├── NonFiniteGradientError  RuntimeError, ArithmeticError  gradients stay inf or nan
+├── GenerationError         RuntimeError          a generation backend failed
+├── WeightSyncError         RuntimeError          a replica did not confirm its weights
 └── ContractError           AssertionError        a backend breaks a protocol (testing)
 ```
 
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class ModelsError(DistributedError, RuntimeError):
+class ModelsError(DistributedError):
     """Root of the errors of models, and of training and generation backends."""
 
 
@@ -48,13 +48,13 @@ class ContextLengthError(ModelsError, BatchError):
     """A sequence is longer than the model or the configuration allows."""
 
 
-class NonFiniteGradientError(ModelsError, ArithmeticError):
+class NonFiniteGradientError(ModelsError, RuntimeError, ArithmeticError):
     """Too many optimizer steps in a row had a gradient that is inf or nan."""
 
 
-class GenerationError(ModelsError):
+class GenerationError(ModelsError, RuntimeError):
     """A generation backend failed."""
 
 
-class WeightSyncError(ModelsError):
+class WeightSyncError(ModelsError, RuntimeError):
     """A replica did not confirm the weights that it was given."""
