@@ -19,7 +19,7 @@ from tests.first_hour.walk import MARK, Walk
 
 STEPS = (
     "doctor", "make_files", "typo", "train", "resume", "second_run", "evaluate",
-    "generate", "sft", "dpo", "serve",
+    "generate", "start", "compare", "sft", "dpo", "serve",
 )  # fmt: skip
 
 

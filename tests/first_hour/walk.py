@@ -137,6 +137,40 @@ class Walk:
         seen.end(START_S)
         self._ratio("generate", seen.took_s, GENERATE_RATIO)
 
+    def start(self) -> None:
+        """Begin a run of one's own as the README says, and look at its page."""
+        wrote = self._rl("init", "my-run", "--yes").end(START_S)
+        assert "cd my-run && rl train run.yaml" in wrote.words, wrote.text
+        checked = self._rl("envs", "check", "reward.py:reward", "--data", "rows.jsonl",
+                           inside="my-run").end(START_S)  # fmt: skip
+        assert "0 failed" in checked.words, checked.text
+        for number, seed in enumerate((0, 1), start=1):
+            done = self._rl("train", "run.yaml", "stages.grpo.grpo.max_num_steps=4",
+                            f"seed={seed}", inside="my-run").end(RUN_S)  # fmt: skip
+            run = self._folder / "my-run" / "runs" / f"run-00{number}"
+            # What the end says to do next, to the letter.
+            shown = re.search(r"See it: rl (report \S+)", done.words)
+            assert shown, done.text
+            assert shown[1] == f"report {run}", done.text
+            self._rl(*shown[1].split()).end(START_S)
+            page = (run / "report.html").read_text()
+            assert "val:accuracy" in page, "the page has no held-out accuracy"
+
+    def compare(self) -> None:
+        """Compare both runs: listed, on one page, and by their first difference."""
+        runs = [f"runs/run-00{number}" for number in (1, 2)]
+        listed = self._rl("runs", inside="my-run").end(START_S)
+        for name in ("run-001", "run-002", "finished"):
+            assert name in listed.words, listed.text
+        written = self._rl("report", *runs, "-o", "compared.html", inside="my-run")
+        written.end(START_S)
+        page = (self._folder / "my-run" / "compared.html").read_text()
+        for name in ("run-001", "run-002"):
+            assert name in page, f"the page lacks {name}"
+        found = self._rl("diff", *runs, inside="my-run").end(START_S, code=1)
+        assert "The runs part at" in found.words, found.text
+        assert "seed" in found.words, found.text
+
     def sft(self) -> None:
         self._train_on("sft", "chat.jsonl")
 
@@ -221,11 +255,12 @@ class Walk:
             *arguments[verbs:],
         )  # fmt: skip
 
-    def _rl(self, *arguments: str) -> Command:
-        return self._run(str(self._python.parent / "rl"), *arguments)
+    def _rl(self, *arguments: str, inside: str = "") -> Command:
+        program = str(self._python.parent / "rl")
+        return self._run(program, *arguments, inside=inside)
 
-    def _run(self, *arguments: str) -> Command:
-        return Command(arguments, self._folder, self._env)
+    def _run(self, *arguments: str, inside: str = "") -> Command:
+        return Command(arguments, self._folder / inside, self._env)
 
     def _import_s(self) -> float:
         began_s = time.monotonic()

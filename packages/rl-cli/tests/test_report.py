@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rl_algorithms.trainers.run.figures import Figures
 from rl_cli.console import Terminal
-from rl_cli.report import curve, summary
+from rl_cli.report import curve, samples, summary
 from rl_cli.run_stages import RunOutcome
 
 
@@ -72,6 +72,17 @@ def table_of(stages: dict[str, Any], figures: dict[str, Figures]) -> str:
 
 
 STAGE = {"metrics": {}, "steps": 3, "stop_reason": "done"}
+
+
+def test_the_end_of_a_run_says_what_to_do_next() -> None:
+    text = table_of({"improve": STAGE}, {"improve": Figures(None)})
+    assert "See it: rl report run\n" in text
+    assert "Try it: rl generate model PROMPT\n" in text
+    asked = summary._prompt_of([samples.Answer("max 1 = ", "1", "2", "1")])
+    assert asked == "'max 1 = '"
+    long = samples.Answer("why? " * 20, "1", "2", "1")
+    assert summary._prompt_of([long]) == "PROMPT"
+    assert summary._prompt_of([samples.Answer("a\nb", "1", "2", "1")]) == "PROMPT"
 
 
 def test_the_table_names_what_was_measured() -> None:

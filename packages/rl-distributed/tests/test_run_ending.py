@@ -72,9 +72,14 @@ def test_an_error_is_noted_without_secrets(tmp_path: Path) -> None:
     assert found.reason == "RuntimeError: no answer of http://me:***@host"
 
 
-def test_a_signal_interrupts(tmp_path: Path) -> None:
-    end_by(tmp_path, Stopped())
+@pytest.mark.parametrize("said", ["", "interrupted by SIGINT; saved in step_3"])
+def test_a_signal_interrupts(said: str, tmp_path: Path) -> None:
+    end_by(tmp_path, Stopped(*([said] if said else [])))
     assert run_state(tmp_path) == "interrupted"
+    ending = read_ending(tmp_path)
+    assert ending is not None
+    # The message says that it was interrupted; the class would say so once more.
+    assert ending.reason == (said or "Stopped")
 
 
 def test_a_resumed_run_forgets_why_it_had_stopped(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from rl_distributed.config import (
     parse_overrides,
 )
 from rl_distributed.errors import ConfigError
+from rl_distributed.suggestion import did_you_mean_file
 from rl_envs.errors import TaskError
 from rl_envs.python_file import PythonFileError, load_from_file
 from rl_envs.registry import (
@@ -145,7 +146,8 @@ def _from_file(name: str, kind: str) -> Any:
     file, _, attribute = name.partition(":")
     path = Path(file).expanduser().resolve()
     if not path.is_file():
-        raise ConfigError(f"there is no file {file}; correct the path")
+        near = did_you_mean_file(file) or "; correct the path"
+        raise ConfigError(f"there is no file {file}{near}")
     try:
         return load_from_file(
             path,

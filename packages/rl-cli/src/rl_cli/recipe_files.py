@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 from rl_cli.gpus import Gpus, parse_gpus
 from rl_distributed.config import Config, load_config
 from rl_distributed.errors import ConfigError
-from rl_distributed.suggestion import did_you_mean
+from rl_distributed.suggestion import did_you_mean, did_you_mean_file
 
 __all__ = [
     "AboutConfig",
@@ -150,6 +150,7 @@ def recipe_path(name: str) -> Path | None:
     if name.endswith((".yaml", ".yml")):
         path = Path(name)
         if not path.is_file():
-            raise ConfigError(f"There is no recipe file {name}; check the path.")
+            near = did_you_mean_file(path) or "; check the path."
+            raise ConfigError(f"There is no recipe file {name}{near}")
         return path
     return None

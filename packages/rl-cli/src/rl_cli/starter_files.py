@@ -166,7 +166,10 @@ def _notes_on_file(answers: Answers) -> str:
         name = "environment"
     else:
         return ""
-    lines = [f"{what} After each change of it:", f"  python -m pytest test_{name}.py"]
+    lines = [
+        f"{what} After each change of it:",
+        f"  python -m pytest test_{name}.py     (needs pytest)",
+    ]
     if answers.data == EXAMPLE:
         thing = {"reward": "reward", "environment": "Environment"}[name]
         lines.append(f"  rl envs check {name}.py:{thing} --data rows.jsonl")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from itertools import islice
+from pathlib import Path
 
-__all__ = ["did_you_mean", "nearest"]
+__all__ = ["did_you_mean", "did_you_mean_file", "nearest"]
 
 _CUTOFF = 0.6
+_MOST_FILES = 1000
 
 
 def _plain(name: str) -> str:
@@ -36,3 +39,31 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"`, or an empty string where nothing is near."""
     found = nearest(name, known)
     return "" if found is None else f"; did you mean {found!r}?"
+
+
+def did_you_mean_file(path: str | Path) -> str:
+    """`"; did you mean 'x.py'?"` of the files beside a missing one, or an empty string.
+
+    Only files with the same ending are near, or with the same name before it: endings
+    alone make most names alike.
+    """
+    missing = Path(path)
+    try:
+        files = [
+            file
+            for file in islice(missing.expanduser().parent.iterdir(), _MOST_FILES)
+            if file.suffix == missing.suffix or file.stem == missing.stem
+        ]
+    except OSError:
+        # There is no such folder, or it is not ours to read.
+        return ""
+    stem = nearest(missing.stem, (file.stem for file in files))
+    if stem is None:
+        return ""
+    # With the ending that was written, if there is one.
+    names = sorted(
+        (file.suffix != missing.suffix, file.name)
+        for file in files
+        if file.stem == stem
+    )
+    return f"; did you mean {str(missing.with_name(names[0][1]))!r}?"

@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from rl_distributed.errors import UserError
-from rl_distributed.suggestion import did_you_mean
+from rl_distributed.suggestion import did_you_mean, did_you_mean_file
 from rl_envs.errors import EnvsError
 
 __all__ = [
@@ -46,7 +46,9 @@ def existing_file(value: str) -> str:
     """
     path = Path(value).expanduser().resolve()
     if not path.is_file():
-        kind = "is a folder" if path.is_dir() else "does not exist"
+        kind = "does not exist" + did_you_mean_file(value)
+        if path.is_dir():
+            kind = "is a folder"
         raise ValueError(f"must be a Python file: {value!r} {kind}")
     return str(path)
 

@@ -33,7 +33,7 @@ from rl_algorithms.errors import (
     DatasetNotFoundError,
     EmptyDatasetError,
 )
-from rl_distributed.suggestion import did_you_mean
+from rl_distributed.suggestion import did_you_mean, did_you_mean_file
 from rl_envs.registry import create_task_source
 from rl_models.checkpoint.hub import why_not_on_hub
 
@@ -285,7 +285,7 @@ def _check_path(path: str) -> None:
     if not place.exists() and not may_be_on_hub:
         raise DatasetNotFoundError(
             f"dataset {path!r} does not exist: there is no such file or folder "
-            f"(looked in {Path.cwd()}); correct the path"
+            f"(looked in {Path.cwd()}){did_you_mean_file(path) or '; correct the path'}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from rl_cli.run_config import Run
 from rl_cli.run_stages import RunOutcome
 
 __all__ = ["result_of", "show", "warnings_of"]
+
+_MOST_CHARS = 60
+"""Maximum length of a prompt in the command that is shown."""
 
 
 def result_of(
@@ -92,10 +96,18 @@ def show(
         f"{'checkpoint':<12}{result['checkpoint']}",
         *([f"{'curve':<12}{plot}"] if plot is not None else []),
         f"{'wall time':<12}{result['wall_s']:.1f} s",
-        f"Try it: rl generate {result['checkpoint']} PROMPT",
+        f"See it: rl report {shlex.quote(result['run_dir'])}",
+        f"Try it: rl generate {result['checkpoint']} {_prompt_of(answers)}",
     ]
     for line in lines:
         out.print(line, soft_wrap=True, highlight=False, markup=False)
+
+
+def _prompt_of(answers: Sequence[Answer]) -> str:
+    """Return a prompt for a command line: that of the first answer if it is short."""
+    prompt = answers[0].prompt if answers else ""
+    is_short = 0 < len(prompt) <= _MOST_CHARS and prompt.isprintable()
+    return shlex.quote(prompt) if is_short else "PROMPT"
 
 
 def _best(figures: Figures) -> list[str]:

@@ -52,7 +52,8 @@ class RunEnding:
     state: Literal["failed", "interrupted"]
     """Whether the run failed, or was interrupted by a signal."""
     reason: str
-    """The error: its class and its message, without secrets."""
+    """The error: its class and its message, without secrets; of a signal the message
+    alone."""
     time: str
     """When it was, in UTC, as ISO 8601."""
     notes: tuple[str, ...] = ()
@@ -67,11 +68,14 @@ def note_ending(folder: Path, error: BaseException) -> None:
     """
     said = str(error)
     kind = type(error).__name__
-    text = _hidden(f"{kind}: {said}" if said else kind)
+    # An interruption is no Exception, so that no handler on its way swallows it. Its
+    # message says that it is one.
+    has_failed = isinstance(error, Exception)
+    named = f"{kind}: {said}" if has_failed else said
+    text = _hidden(named if said else kind)
     notes = getattr(error, "__notes__", ())
     ending = RunEnding(
-        # An interruption is no Exception, so that no handler on its way swallows it.
-        state="failed" if isinstance(error, Exception) else "interrupted",
+        state="failed" if has_failed else "interrupted",
         reason=text,
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         notes=tuple(_hidden(note.partition("\n")[0]) for note in notes),

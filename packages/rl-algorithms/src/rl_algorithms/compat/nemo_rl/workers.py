@@ -39,6 +39,7 @@ __all__ = [
 _OF_THE_BUNDLE = frozenset(
     ("num_cpus", "num_gpus", "scheduling_strategy", "placement_group", "name")
 )
+_START_DEADLINE_S = 1_800.0
 
 
 class PY_EXECUTABLES:
@@ -203,6 +204,8 @@ class RayWorkerGroup(workers.RayWorkerGroup[Any]):
             bundle_indices_list,
             sharding_annotations,
             {**variables_of_the_program(), **(env_vars or {})},
+            # NeMo RL sets no limit, and constructors of workers load models.
+            start_deadline_s=_START_DEADLINE_S,
         )
 
     @property

@@ -1,0 +1,38 @@
+"""The nearest right name of keys and files."""
+
+from pathlib import Path
+
+import pytest
+
+from rl_distributed.suggestion import did_you_mean, did_you_mean_file
+
+
+def test_the_nearest_name_is_suggested() -> None:
+    assert did_you_mean("seeed", ["seed", "steps"]) == "; did you mean 'seed'?"
+    assert did_you_mean("max-steps", ["max_steps"]) == "; did you mean 'max_steps'?"
+    assert did_you_mean("banana", ["seed"]) == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("rewrd.py", "reward.py"),
+        ("run.yml", "run.yaml"),
+        ("rowz.jsonl", "rows.jsonl"),
+        # Of two endings, the one that was written.
+        ("row.json", "rows.json"),
+        # An ending alone makes no file near.
+        ("gone.py", None),
+        ("gone/reward.py", None),
+    ],
+)
+def test_the_nearest_file_is_suggested(
+    given: str, meant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("reward.py", "run.yaml", "rows.jsonl", "rows.json", "a.txt"):
+        (tmp_path / name).touch()
+    monkeypatch.chdir(tmp_path)
+    said = "" if meant is None else f"; did you mean {meant!r}?"
+    assert did_you_mean_file(given) == said
+    below = "" if meant is None else f"; did you mean {str(tmp_path / meant)!r}?"
+    assert did_you_mean_file(tmp_path / given) == below
