@@ -21,7 +21,7 @@ from rl_algorithms.distillation.vocabulary import check_same_vocabulary
 from rl_algorithms.losses.distillation import DistillationLossFn
 from rl_algorithms.rollout import unfold_branches
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
-from rl_algorithms.trainers.sampling.validation import ValidationResult
+from rl_algorithms.trainers.sampling.validation import ValidationResult, validation_loss
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
@@ -133,13 +133,13 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         if self._is_scored:
             return super()._validate(loader)
         if not self._sampling.on_policy:
-            return ValidationResult(self._loss_of(loader))
+            return ValidationResult(self._validation_loss(loader))
         self.sync_weights()
         # Sample all answers first: scoring them needs the memory of the generator's
         # cache.
         answers = list(self._answers(loader))
         self.finish_sampling()
-        return ValidationResult(self._loss_of(answers))
+        return ValidationResult(self._validation_loss(answers))
 
     def _answers(self, loader: Iterable[Any]) -> Iterator[BatchedDataDict[Any]]:
         """Yield the student's answers to held-out prompts."""
@@ -163,22 +163,20 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             first += batch.size
             yield _to_train_on(result.rows)
 
-    def _loss_of(self, batches: Iterable[BatchedDataDict[Any]]) -> dict[str, float]:
-        """Return the mean loss over all tokens of the batches."""
-        total = count = 0.0
+    def _validation_loss(
+        self, batches: Iterable[BatchedDataDict[Any]]
+    ) -> dict[str, float]:
+        policy = self.components.required.policy
+        return validation_loss(policy, self._scored_batches(batches), self._loss)
+
+    def _scored_batches(
+        self, batches: Iterable[BatchedDataDict[Any]]
+    ) -> Iterator[BatchedDataDict[Any]]:
+        """Yield the batches that have rows, with the teacher's columns."""
         for rows in batches:
-            if not rows.size:
-                continue
-            self._ask_teacher(rows)
-            num_tokens = count_tokens(rows)["num_valid_tokens"]
-            output = self.components.required.policy.train(
-                rows, self._loss, eval_mode=True, global_batch_size=rows.size
-            )
-            # Weighted by tokens, so that the mean does not depend on how rows fall into
-            # batches.
-            total += float(output["loss"].mean()) * num_tokens
-            count += num_tokens
-        return {"val_loss": total / count if count else 0.0, "num_tokens": count}
+            if rows.size:
+                self._ask_teacher(rows)
+                yield rows
 
 
 def _to_train_on(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:

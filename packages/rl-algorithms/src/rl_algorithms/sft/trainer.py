@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from rl_algorithms.data import DataModule, ValidationParts
@@ -13,7 +13,7 @@ from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.sft.config import SFTConfig
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.sampling.answer_validation import validate_by_answers
-from rl_algorithms.trainers.sampling.validation import ValidationResult
+from rl_algorithms.trainers.sampling.validation import ValidationResult, validation_loss
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.steps.training_rows import (
     count_tokens,
@@ -126,7 +126,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         return metrics | train_metrics(output)
 
     def _validate(self, loader: Loader) -> ValidationResult:
-        metrics = self._validation_loss(loader)
+        policy = self.components.required.policy
+        metrics = validation_loss(policy, loader, self._loss)
         prompts = self._prompts_of.get(loader)
         if self._rollouts is None or prompts is None:
             return ValidationResult(metrics)
@@ -143,17 +144,3 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             accuracy_threshold=self.config.sft.accuracy_threshold,
         )
         return ValidationResult({**answers.metrics, **metrics}, answers.samples)
-
-    def _validation_loss(self, batches: Iterable[Any]) -> dict[str, Any]:
-        """Return the mean loss over all tokens of the batches."""
-        total = count = 0.0
-        for batch in batches:
-            num_tokens = count_tokens(batch)["num_valid_tokens"]
-            output = self.components.required.policy.train(
-                batch, self._loss, eval_mode=True, global_batch_size=batch.size
-            )
-            # Weighted by tokens, so that the mean does not depend on how rows fall into
-            # batches.
-            total += float(output["loss"].mean()) * num_tokens
-            count += num_tokens
-        return {"val_loss": total / count if count else 0.0, "num_tokens": count}

@@ -1,16 +1,19 @@
-"""The result of a validation, on one or several held-out sets."""
+"""Validation on one or several held-out sets: its result, and the loss."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from rl_algorithms.data.loader import Loader
 from rl_algorithms.data.validation_sets import ValidationParts
+from rl_algorithms.trainers.steps.training_rows import count_tokens
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import Mean, MetricValue, reduce_metrics
+from rl_models.interfaces import LossFunction, PolicyInterface
 
-__all__ = ["ValidationResult", "validate_parts"]
+__all__ = ["ValidationResult", "validate_parts", "validation_loss"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,32 @@ def validate_parts(
         for sample in result.samples
     ]
     return ValidationResult(metrics, samples)
+
+
+def validation_loss(
+    policy: PolicyInterface,
+    batches: Iterable[BatchedDataDict[Any]],
+    loss: LossFunction,
+) -> dict[str, float]:
+    """Return the mean loss over all tokens of held-out batches.
+
+    Args:
+        policy: The policy; its weights do not change.
+        batches: Rows with all columns that the loss reads.
+        loss: The loss of the training.
+
+    Returns:
+        `val_loss`, and `num_tokens`, over which it is the mean.
+    """
+    total = count = 0.0
+    for rows in batches:
+        num_tokens = count_tokens(rows)["num_valid_tokens"]
+        output = policy.train(rows, loss, eval_mode=True, global_batch_size=rows.size)
+        # Weighted by tokens, so that the mean does not depend on how rows fall into
+        # batches.
+        total += float(output["loss"].mean()) * num_tokens
+        count += num_tokens
+    return {"val_loss": total / count if count else 0.0, "num_tokens": count}
 
 
 def _weighted(value: Any, num_rows: int) -> MetricValue:
