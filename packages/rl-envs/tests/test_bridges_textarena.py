@@ -295,7 +295,7 @@ def test_splits_follow_the_start_where_starts_differ() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"game": "TicTacTo-v0"}, "did you mean TicTacToe-v0"),
+        ({"game": "TicTacTo-v0"}, "did you mean 'TicTacToe-v0'"),
         ({"game": "TwentyQuestions-v0"}, "a hosted model decides it"),
         (
             {"game": "Wordle-v0"},

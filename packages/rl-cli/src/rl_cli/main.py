@@ -7,7 +7,6 @@ Commands are imported when they are called, so that `rl --help` is instant. Exit
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib
 import os
 import sys
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 import click
 
 from rl_cli import __version__
+from rl_distributed.suggestion import did_you_mean
 
 EXIT_GRACE_S, SIGNAL_CODES = 10.0, 128
 COMMANDS = {
@@ -77,9 +77,7 @@ class LazyGroup(click.Group):
         name = args[0]
         # An unknown option gets click's own message.
         if name not in COMMANDS and not name.startswith("-"):
-            near = difflib.get_close_matches(name, COMMANDS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            ctx.fail(f"there is no command {name!r}{hint}")
+            ctx.fail(f"there is no command {name!r}{did_you_mean(name, COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

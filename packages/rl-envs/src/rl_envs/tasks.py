@@ -17,7 +17,15 @@ from typing import Any
 
 from rl_envs.errors import TaskError
 
-__all__ = ["Split", "Task", "TaskSource", "split_of", "stable_fraction"]
+__all__ = [
+    "Split",
+    "Task",
+    "TaskSource",
+    "check_choice",
+    "check_range",
+    "split_of",
+    "stable_fraction",
+]
 
 # Enough for a nearly exhausted split; beyond it the sample is impossible, and an
 # endless loop would hide that.
@@ -42,6 +50,27 @@ class Task:
     def to_row(self) -> dict[str, Any]:
         """Return a data set row: `prompt`, `answer` and the columns of the metadata."""
         return {"prompt": self.prompt, "answer": self.answer, **self.metadata}
+
+
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """Check that a size is within its bounds, both included.
+
+    Raises:
+        TaskError: It is not.
+    """
+    if not low <= value <= high:
+        raise TaskError(f"{name} must be {low} to {high}: got {value}")
+
+
+def check_choice(name: str, value: str | None, *choices: str) -> None:
+    """Check that a value is one of two or more.
+
+    Raises:
+        TaskError: It is not.
+    """
+    if value not in choices:
+        *first, last = map(repr, choices)
+        raise TaskError(f"{name} must be {', '.join(first)} or {last}: got {value!r}")
 
 
 def stable_fraction(key: str, *, salt: str = "") -> float:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from rl_envs.bridges.gymnasium.episodes import Episode, GymSpec, Show
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice
 
 __all__ = ["GymnasiumTasks"]
 
@@ -56,8 +56,7 @@ class GymnasiumTasks(TaskSource):
         held_out_fraction: float = 0.1,
     ) -> None:
         super().__init__("gymnasium", seed=seed, held_out_fraction=held_out_fraction)
-        if show not in ("auto", "drawing", "values"):
-            raise TaskError(f"show must be 'auto', 'drawing' or 'values': got {show!r}")
+        check_choice("show", show, "auto", "drawing", "values")
         if split_by not in (None, "start", "seed"):
             raise TaskError(f"split_by must be 'start' or 'seed': got {split_by!r}")
         self.env_id, self.show = env_id, show

@@ -11,7 +11,7 @@ from rl_envs.bridges.reasoning_gym.families import SERVER, TaskSpec, task_column
 from rl_envs.errors import TaskError
 from rl_envs.limited_calls import LimitedCalls
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice
 
 __all__ = ["ReasoningGymTasks"]
 
@@ -58,8 +58,7 @@ class ReasoningGymTasks(TaskSource):
         super().__init__(
             "reasoning_gym", seed=seed, held_out_fraction=held_out_fraction
         )
-        if style not in ("words", "bare"):
-            raise TaskError(f"style must be 'words' or 'bare': got {style!r}")
+        check_choice("style", style, "words", "bare")
         if level is not None and (type(level) is not int or level < 0):
             raise TaskError(f"level must be a whole number from 0: got {level!r}")
         # One process: tasks are proposed one at a time.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import platform
 import random
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from rl_distributed.errors import MissingExtraError
+from rl_distributed.suggestion import did_you_mean
 from rl_envs.errors import TaskError
 
 __all__ = ["GameSpec", "Luck", "make_game"]
@@ -76,11 +76,9 @@ def make_game(spec: GameSpec) -> Any:
     """
     registry = _registry()
     if spec.game not in registry:
-        near = difflib.get_close_matches(spec.game, registry, n=3)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
         raise TaskError(
             f"game {spec.game!r} must be a game of TextArena, such as 'TicTacToe-v0'"
-            f"{hint}"
+            f"{did_you_mean(spec.game, registry)}"
         )
     module = str(registry[spec.game].entry_point).partition(":")[0]
     if module.split(".")[-2] in _JUDGED:

@@ -12,7 +12,7 @@ from rl_envs.bridges.textarena.games import GameSpec
 from rl_envs.bridges.textarena.opponents import ListedMoves
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice
 
 __all__ = ["TextArenaTasks"]
 
@@ -56,10 +56,7 @@ class TextArenaTasks(TaskSource):
         held_out_fraction: float = 0.1,
     ) -> None:
         super().__init__("textarena", seed=seed, held_out_fraction=held_out_fraction)
-        if begins not in get_args(_Begins):
-            raise TaskError(
-                f"begins must be 'policy', 'opponent' or 'drawn': got {begins!r}"
-            )
+        check_choice("begins", begins, *get_args(_Begins))
         if split_by not in (None, "start", "seed"):
             raise TaskError(f"split_by must be 'start' or 'seed': got {split_by!r}")
         try:

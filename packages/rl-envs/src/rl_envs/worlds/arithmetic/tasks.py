@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice, check_range
 
 __all__ = ["ArithmeticTasks"]
 
@@ -66,8 +66,7 @@ class ArithmeticTasks(TaskSource):
         held_out_fraction: float = 0.1,
     ) -> None:
         super().__init__("arithmetic", seed=seed, held_out_fraction=held_out_fraction)
-        if not 2 <= num_operands <= 12:
-            raise TaskError(f"num_operands must be 2 to 12: got {num_operands}")
+        check_range("num_operands", num_operands, 2, 12)
         if not 1 <= min_digits <= max_digits <= 12:
             raise TaskError(
                 "min_digits and max_digits must be 1 to 12, in order: got "
@@ -75,8 +74,7 @@ class ArithmeticTasks(TaskSource):
             )
         if not operators or not set(operators) <= set("+-*/"):
             raise TaskError(f"operators must be some of '+-*/': got {operators!r}")
-        if style not in ("compact", "words"):
-            raise TaskError(f"style must be 'compact' or 'words': got {style!r}")
+        check_choice("style", style, "compact", "words")
         self.num_operands, self.operators = num_operands, operators
         self.min_digits, self.max_digits = min_digits, max_digits
         self.brackets, self.negative, self.style = brackets, negative, style

@@ -6,7 +6,7 @@ import random
 
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice, check_range
 
 __all__ = ["CountdownTasks"]
 
@@ -50,8 +50,7 @@ class CountdownTasks(TaskSource):
         held_out_fraction: float = 0.1,
     ) -> None:
         super().__init__("countdown", seed=seed, held_out_fraction=held_out_fraction)
-        if not 2 <= num_numbers <= 6:
-            raise TaskError(f"num_numbers must be 2 to 6: got {num_numbers}")
+        check_range("num_numbers", num_numbers, 2, 6)
         if max_number < 1 or max_target < 1:
             raise TaskError(
                 "max_number and max_target must be at least 1: got "
@@ -59,8 +58,7 @@ class CountdownTasks(TaskSource):
             )
         if not operators or not set(operators) <= set("+-*/"):
             raise TaskError(f"operators must be some of '+-*/': got {operators!r}")
-        if style not in ("compact", "words"):
-            raise TaskError(f"style must be 'compact' or 'words': got {style!r}")
+        check_choice("style", style, "compact", "words")
         self.num_numbers, self.max_number = num_numbers, max_number
         self.max_target, self.operators = max_target, operators
         self.style = style

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import random
 
-from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice, check_range
 
 __all__ = ["FormatTasks"]
 
@@ -47,12 +46,9 @@ class FormatTasks(TaskSource):
         held_out_fraction: float = 0.1,
     ) -> None:
         super().__init__("format", seed=seed, held_out_fraction=held_out_fraction)
-        if not 1 <= num_sections <= 10:
-            raise TaskError(f"num_sections must be 1 to 10: got {num_sections}")
-        if not 1 <= num_words <= 12:
-            raise TaskError(f"num_words must be 1 to 12: got {num_words}")
-        if style not in ("tags", "headings"):
-            raise TaskError(f"style must be 'tags' or 'headings': got {style!r}")
+        check_range("num_sections", num_sections, 1, 10)
+        check_range("num_words", num_words, 1, 12)
+        check_choice("style", style, "tags", "headings")
         self.num_sections, self.num_words, self.style = num_sections, num_words, style
 
     def propose(self, rng: random.Random) -> Task:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_range
 
 __all__ = ["JsonSchemaTasks"]
 
@@ -61,10 +61,8 @@ class JsonSchemaTasks(TaskSource):
     ) -> None:
         super().__init__("json_schema", seed=seed, held_out_fraction=held_out_fraction)
         self.kinds = tuple(kind.strip() for kind in kinds.split(","))
-        if not 1 <= num_fields <= 12:
-            raise TaskError(f"num_fields must be 1 to 12: got {num_fields}")
-        if not 0 <= depth <= 4:
-            raise TaskError(f"depth must be 0 to 4: got {depth}")
+        check_range("num_fields", num_fields, 1, 12)
+        check_range("depth", depth, 0, 4)
         if not set(self.kinds) <= set(_KINDS):
             raise TaskError(f"kinds must be some of {', '.join(_KINDS)}: got {kinds!r}")
         self.num_fields, self.depth, self.show_schema = num_fields, depth, show_schema

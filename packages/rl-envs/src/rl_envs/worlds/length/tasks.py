@@ -6,7 +6,7 @@ import random
 
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice, check_range
 
 __all__ = ["LengthTasks"]
 
@@ -63,10 +63,8 @@ class LengthTasks(TaskSource):
             )
         if slack < 0:
             raise TaskError(f"slack must not be negative: got {slack}")
-        if not 1 <= num_words <= 12:
-            raise TaskError(f"num_words must be 1 to 12: got {num_words}")
-        if style not in ("compact", "words"):
-            raise TaskError(f"style must be 'compact' or 'words': got {style!r}")
+        check_range("num_words", num_words, 1, 12)
+        check_choice("style", style, "compact", "words")
         self.unit, self.slack, self.num_words = unit, slack, num_words
         self.min_length, self.max_length, self.style = min_length, max_length, style
 

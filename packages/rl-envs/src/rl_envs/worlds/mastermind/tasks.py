@@ -6,7 +6,7 @@ import random
 
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice
 from rl_envs.worlds.game import Columns
 from rl_envs.worlds.mastermind.environment import mastermind_prompt
 from rl_envs.worlds.mastermind.solver import (
@@ -58,8 +58,7 @@ class MastermindTasks(TaskSource):
                 f"num_symbols ** length must be at most {MAX_CODES}: got "
                 f"{num_symbols} ** {length}; lower one of them"
             )
-        if style not in ("compact", "words"):
-            raise TaskError(f"style must be 'compact' or 'words': got {style!r}")
+        check_choice("style", style, "compact", "words")
         self.length, self.num_symbols, self.style = length, num_symbols, style
 
     def propose(self, rng: random.Random) -> Task:

@@ -6,7 +6,7 @@ import random
 
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice, check_range
 from rl_envs.worlds.game import Columns
 from rl_envs.worlds.nim.environment import nim_prompt
 from rl_envs.worlds.nim.solver import HEAP_NAMES, best_move, is_won
@@ -47,14 +47,9 @@ class NimTasks(TaskSource):
         held_out_fraction: float = 0.1,
     ) -> None:
         super().__init__("nim", seed=seed, held_out_fraction=held_out_fraction)
-        if not 1 <= num_heaps <= len(HEAP_NAMES):
-            raise TaskError(
-                f"num_heaps must be 1 to {len(HEAP_NAMES)}: got {num_heaps}"
-            )
-        if not 1 <= max_heap <= 999:
-            raise TaskError(f"max_heap must be 1 to 999: got {max_heap}")
-        if style not in ("compact", "words"):
-            raise TaskError(f"style must be 'compact' or 'words': got {style!r}")
+        check_range("num_heaps", num_heaps, 1, len(HEAP_NAMES))
+        check_range("max_heap", max_heap, 1, 999)
+        check_choice("style", style, "compact", "words")
         self.num_heaps, self.max_heap = num_heaps, max_heap
         self.misere, self.style = misere, style
 

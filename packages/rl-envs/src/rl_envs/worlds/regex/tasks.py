@@ -5,9 +5,8 @@ from __future__ import annotations
 import random
 import string
 
-from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice, check_range
 
 __all__ = ["RegexTasks"]
 
@@ -45,12 +44,9 @@ class RegexTasks(TaskSource):
         held_out_fraction: float = 0.1,
     ) -> None:
         super().__init__("regex", seed=seed, held_out_fraction=held_out_fraction)
-        if not 1 <= num_parts <= 20:
-            raise TaskError(f"num_parts must be 1 to 20: got {num_parts}")
-        if not 2 <= max_repeats <= 9:
-            raise TaskError(f"max_repeats must be 2 to 9: got {max_repeats}")
-        if style not in ("compact", "words"):
-            raise TaskError(f"style must be 'compact' or 'words': got {style!r}")
+        check_range("num_parts", num_parts, 1, 20)
+        check_range("max_repeats", max_repeats, 2, 9)
+        check_choice("style", style, "compact", "words")
         self.num_parts, self.max_repeats, self.style = num_parts, max_repeats, style
 
     def propose(self, rng: random.Random) -> Task:

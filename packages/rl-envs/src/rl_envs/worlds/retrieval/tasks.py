@@ -10,7 +10,7 @@ from typing import Any
 
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_range
 from rl_envs.worlds.retrieval.corpus import Document
 
 __all__ = ["RetrievalTasks", "made_corpus"]
@@ -187,8 +187,7 @@ class RetrievalTasks(TaskSource):
                 "min_hops and max_hops must be 1 to 4, in order: got "
                 f"{min_hops} and {max_hops}"
             )
-        if not 4 <= num_people <= 500:
-            raise TaskError(f"num_people must be 4 to 500: got {num_people}")
+        check_range("num_people", num_people, 4, 500)
         if style not in _PROMPTS:
             raise TaskError(f"style must be 'tags' or 'tools': got {style!r}")
         self.hops, self._prompt = (min_hops, max_hops), _PROMPTS[style]

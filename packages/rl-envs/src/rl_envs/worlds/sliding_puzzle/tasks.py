@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource
+from rl_envs.tasks import Task, TaskSource, check_choice
 from rl_envs.worlds.game import Columns, played
 from rl_envs.worlds.sliding_puzzle.environment import (
     SlidingPuzzleConfig,
@@ -77,8 +77,7 @@ class SlidingPuzzleTasks(TaskSource):
                 f"{farthest}, the farthest on {num_rows} x {num_columns}: got "
                 f"{min_distance} and {max_distance}"
             )
-        if style not in ("compact", "words"):
-            raise TaskError(f"style must be 'compact' or 'words': got {style!r}")
+        check_choice("style", style, "compact", "words")
         if max_moves_per_response < 1:
             raise TaskError(
                 "max_moves_per_response must be at least 1: got "
