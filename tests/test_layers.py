@@ -93,3 +93,16 @@ def test_public_names_are_documented(package: str) -> None:
         if ast.get_docstring(tree) is None:
             undocumented.append(str(path))
     assert undocumented == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_functions_are_not_named_make(package: str) -> None:
+    """CONTRIBUTING has one prefix for one thing; batches keep NeMo RL's names."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
+        for path in source(package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and re.match(r"_*make_(?!microbatch_iterator)", node.name)
+    ]
+    assert found == []

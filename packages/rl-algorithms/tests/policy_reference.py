@@ -20,7 +20,7 @@ def reference(
     settings: Mapping[str, Any],
 ) -> Callable[[Columns, Columns, Columns], float]:
     """The loss of the whole batch, for settings merged over the defaults below."""
-    cfg = {
+    config = {
         "ratio_clip_min": 0.2,
         "ratio_clip_max": 0.2,
         "token_level_loss": True,
@@ -46,17 +46,17 @@ def reference(
                 for t in range(data["token_mask"].shape[1] - 1)
                 if data["token_mask"][i, t + 1]
             ]
-            rows.append(row_losses(float(data["advantages"][i]), tokens, cfg))
+            rows.append(row_losses(float(data["advantages"][i]), tokens, config))
             if "rewards" in data and data["rewards"][i] > 0:
                 successes += [-token["new"] for token in tokens]
-        if cfg["token_level_loss"]:  # DAPO (2503.14476), eq. 8
+        if config["token_level_loss"]:  # DAPO (2503.14476), eq. 8
             flat = [value for row in rows for value in row]
             imitated = 0.0
-            if cfg.get("positive_nll_coef") and successes:  # VAPO (2504.05118)
+            if config.get("positive_nll_coef") and successes:  # VAPO (2504.05118)
                 mean = math.fsum(successes) / len(successes)
-                imitated = cfg["positive_nll_coef"] * mean
+                imitated = config["positive_nll_coef"] * mean
             return math.fsum(flat) / len(flat) + imitated
-        divisor = cfg.get("fixed_length_normalizer")  # Dr. GRPO (2503.20783)
+        divisor = config.get("fixed_length_normalizer")  # Dr. GRPO (2503.20783)
         means = [math.fsum(row) / (divisor or max(len(row), 1)) for row in rows]
         return math.fsum(means) / len(rows)
 
@@ -64,7 +64,7 @@ def reference(
 
 
 def row_losses(
-    advantage: float, tokens: list[dict[str, float]], cfg: Any
+    advantage: float, tokens: list[dict[str, float]], config: Any
 ) -> list[float]:
     """The losses of the tokens of one row."""
     for token in tokens:
@@ -72,7 +72,7 @@ def row_losses(
         token["held_log_ratio"] = token["held"] - token["old"]
         token["weight"] = math.exp(token["old"] - token["sampler"])
     if (
-        cfg.get("sequence_level_importance_ratios") and tokens
+        config.get("sequence_level_importance_ratios") and tokens
     ):  # GSPO (2507.18071), eq. 5
         mean = math.fsum(token["log_ratio"] for token in tokens) / len(tokens)
         total = math.fsum(token["old"] - token["sampler"] for token in tokens)
@@ -82,57 +82,57 @@ def row_losses(
         spread = [token["old"] - token["sampler"] for token in tokens]
         mean_weight = math.exp(math.fsum(spread) / len(tokens))
         for token in tokens:
-            token["weight"] = truncated(token["weight"], mean_weight, cfg)
+            token["weight"] = truncated(token["weight"], mean_weight, config)
     losses = []
     for token in tokens:
-        value = policy_loss(advantage, token, cfg)
-        if cfg.get("use_importance_sampling_correction"):
+        value = policy_loss(advantage, token, config)
+        if config.get("use_importance_sampling_correction"):
             value *= token["weight"]
-        if cfg["reference_policy_kl_penalty"]:
-            value += cfg["reference_policy_kl_penalty"] * kl(token, cfg)
-        if cfg.get("entropy_coef"):
-            value -= cfg["entropy_coef"] * entropy(token)
+        if config["reference_policy_kl_penalty"]:
+            value += config["reference_policy_kl_penalty"] * kl(token, config)
+        if config.get("entropy_coef"):
+            value -= config["entropy_coef"] * entropy(token)
         losses.append(value)
     return losses
 
 
-def policy_loss(advantage: float, token: dict[str, float], cfg: Any) -> float:
+def policy_loss(advantage: float, token: dict[str, float], config: Any) -> float:
     """Without importance correction and KL."""
-    low, high = 1 - cfg["ratio_clip_min"], 1 + cfg["ratio_clip_max"]
-    if cfg.get("disable_ppo_ratio"):  # REINFORCE
+    low, high = 1 - config["ratio_clip_min"], 1 + config["ratio_clip_max"]
+    if config.get("disable_ppo_ratio"):  # REINFORCE
         return -advantage * token["new"]
-    if cfg.get("use_cispo"):  # 2506.13585, eq. 4
+    if config.get("use_cispo"):  # 2506.13585, eq. 4
         weight = min(max(math.exp(token["held_log_ratio"]), low), high)
         return -weight * advantage * token["new"]
-    if cfg.get("force_on_policy_ratio"):
+    if config.get("force_on_policy_ratio"):
         return -advantage * math.exp(token["new"] - token["held"])
     ratio = math.exp(token["log_ratio"])  # PPO (1707.06347), eq. 7
     value = -min(ratio * advantage, min(max(ratio, low), high) * advantage)
-    dual = cfg.get("ratio_clip_c")  # 1912.09729, eq. 8
+    dual = config.get("ratio_clip_c")  # 1912.09729, eq. 8
     return min(value, -advantage * dual) if dual and advantage < 0 else value
 
 
-def truncated(weight: float, mean_weight: float, cfg: Any) -> float:
+def truncated(weight: float, mean_weight: float, config: Any) -> float:
     """A weight of the sampler correction: TIS, ICE-POP (2510.18855), by sequence."""
-    kind = cfg.get("truncated_importance_sampling_type")
+    kind = config.get("truncated_importance_sampling_type")
     if kind is None:
         return weight
-    high = cfg["truncated_importance_sampling_ratio"]
-    low = cfg.get("truncated_importance_sampling_ratio_min") or 0.0
+    high = config["truncated_importance_sampling_ratio"]
+    low = config.get("truncated_importance_sampling_ratio_min") or 0.0
     if kind == "tis":
         return min(max(weight, low), high)
     judged = weight if kind == "icepop" else mean_weight
     return weight if low <= judged <= high else 0.0
 
 
-def kl(token: dict[str, float], cfg: Any) -> float:
+def kl(token: dict[str, float], config: Any) -> float:
     """Estimates of KL(policy || reference); Schulman, Approximating KL Divergence."""
     r = token["reference"] - token["new"]
     value = {"k1": -r, "k2": r * r / 2, "k3": math.exp(r) - 1 - r}[
-        cfg["reference_policy_kl_type"]
+        config["reference_policy_kl_type"]
     ]
-    direct = cfg["reference_policy_kl_gradient"] == "direct"
-    if cfg.get("use_on_policy_kl_approximation"):
+    direct = config["reference_policy_kl_gradient"] == "direct"
+    if config.get("use_on_policy_kl_approximation"):
         place = token["held"] if direct else token["new"]
         return value * math.exp(place - token["sampler"])
     return value if direct else value * math.exp(token["new"] - token["held"])

@@ -13,7 +13,7 @@ from rl_algorithms.advantages import (
     GDPOAdvantageEstimator,
     GRPOAdvantageEstimator,
     ReinforcePlusPlusAdvantageEstimator,
-    make_advantage_estimator,
+    build_advantage_estimator,
 )
 from rl_algorithms.errors import LossInputError
 from rl_algorithms.testing import RewardBatch, check_estimator, reward_batch
@@ -179,7 +179,7 @@ def test_gdpo_keeps_apart_what_sums_merge():
     merged = GRPOAdvantageEstimator().compute_advantage(total, groups)
     assert len({round(a, 5) for a in merged.tolist()}) == 2
     weights = {"reward/a": 1.0, "reward/b": 0.25}
-    apart = make_advantage_estimator(
+    apart = build_advantage_estimator(
         AdvantageConfig(name="gdpo", reward_weights=weights)
     ).compute_advantage(total, groups, named_rewards=named)
     assert len({round(a, 5) for a in apart.tolist()}) == 4

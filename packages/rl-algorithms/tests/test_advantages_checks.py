@@ -12,9 +12,9 @@ from rl_algorithms.advantages import (
     AdvantageConfig,
     RewardScalingConfig,
     RewardShapingConfig,
+    build_advantage_estimator,
     calculate_baseline_and_std_per_group,
     calculate_baseline_and_std_per_prompt,
-    make_advantage_estimator,
     scale_rewards,
     shape_rewards,
 )
@@ -68,7 +68,7 @@ COLUMNS = {
 @pytest.mark.parametrize("name", ["grpo", "gdpo", "reinforce_plus_plus", "raw_reward"])
 @pytest.mark.parametrize("case", COLUMNS)
 def test_estimators_name_the_column_that_does_not_fit(name, case):
-    estimator = make_advantage_estimator(AdvantageConfig(name=name))
+    estimator = build_advantage_estimator(AdvantageConfig(name=name))
     whole = {"rewards": FOUR, "group_index": GROUPS, "named_rewards": NAMED}
     assert len(estimator.compute_advantage(**whole)) == 4
     wrong, error = COLUMNS[case]

@@ -10,7 +10,7 @@ from rl_algorithms.advantages.estimators import (
     GRPOAdvantageEstimator,
     RawRewardAdvantageEstimator,
 )
-from rl_algorithms.advantages.factory import make_advantage_estimator
+from rl_algorithms.advantages.factory import build_advantage_estimator
 from rl_distributed.errors import ConfigError
 
 REWARDS = [1.0, 0.0, 0.5, 0.0, 2.0, 2.0, 2.0, 2.0, -1.0, 0.0, 1.0, 3.0]
@@ -85,13 +85,13 @@ def test_equal_prompts_of_different_rows_stay_apart():
 
 def test_clipping_raw_rewards_and_the_factory():
     rewards = torch.tensor([1.0, -3.0])
-    clipped = make_advantage_estimator(
+    clipped = build_advantage_estimator(
         AdvantageConfig(name="raw_reward", advantage_clip_low=-1.0)
     )
     assert isinstance(clipped, RawRewardAdvantageEstimator)
     assert clipped.compute_advantage(rewards, torch.zeros(2)).tolist() == [1.0, -1.0]
     assert isinstance(
-        make_advantage_estimator(AdvantageConfig()), GRPOAdvantageEstimator
+        build_advantage_estimator(AdvantageConfig()), GRPOAdvantageEstimator
     )
     with pytest.raises(ConfigError, match="must be less than"):
         AdvantageConfig.from_dict({"advantage_clip_low": 1, "advantage_clip_high": 0})
@@ -102,5 +102,5 @@ def test_both_bounds_cut():
         name="raw_reward", advantage_clip_low=-1.0, advantage_clip_high=2.0
     )
     rewards = torch.tensor([3.0, 1.5, -3.0])
-    found = make_advantage_estimator(config).compute_advantage(rewards, torch.zeros(3))
+    found = build_advantage_estimator(config).compute_advantage(rewards, torch.zeros(3))
     assert found.tolist() == [2.0, 1.5, -1.0]

@@ -312,8 +312,8 @@ def group_gradient(
     # Each answer stands for 1 / size of its group.
     weights = found["new"].detach()[groups].sum(1).exp().repeat_interleave(size) / size
     columns: dict[str, Any] = {}
-    cfg = ClippedPGLossConfig(**loss)
-    if cfg.has_kl_reward:
+    config = ClippedPGLossConfig(**loss)
+    if config.has_kl_reward:
         ends = torch.tensor([[0.0, 1.0]], dtype=torch.float64).expand(len(tokens), 2)
         rows = BatchedDataDict(
             token_mask=ends,
@@ -321,7 +321,7 @@ def group_gradient(
             prev_logprobs=ends * found["new"].detach()[tokens][:, None],
             reference_policy_logprobs=ends * found["reference"][tokens][:, None],
         )
-        add_kl_penalty(rows, cfg)
+        add_kl_penalty(rows, config)
         columns = {"kl_penalty": rows["kl_penalty"]}
     advantages = GRPOAdvantageEstimator(AdvantageConfig(**estimator)).compute_advantage(
         REWARDS[tokens],

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from rl_algorithms.advantages import make_advantage_estimator
+from rl_algorithms.advantages import build_advantage_estimator
 from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
 from rl_algorithms.filters import DynamicSamplingBuffer, rows_with_variance
 from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
@@ -39,7 +39,7 @@ def rollout(*rewards: float, **columns: torch.Tensor) -> BatchedDataDict:
 
 def build(rows: BatchedDataDict, **settings):
     config = GRPOSettings.from_dict({"num_generations_per_prompt": 2, **settings})
-    return build_rows(rows, make_advantage_estimator(config.adv_estimator), config)
+    return build_rows(rows, build_advantage_estimator(config.adv_estimator), config)
 
 
 def test_rows_that_teach_nothing_are_cut_off():

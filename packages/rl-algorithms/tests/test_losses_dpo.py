@@ -40,8 +40,8 @@ def pairs(seed):
 
 def reference(form):
     """The papers' formulas, pair by pair."""
-    cfg = DPOLossConfig(**form)
-    beta = cfg.reference_policy_kl_penalty
+    config = DPOLossConfig(**form)
+    beta = config.reference_policy_kl_penalty
 
     def loss(data, inputs, held):
         total, num_pairs = 0.0, 0
@@ -62,18 +62,20 @@ def reference(form):
                     float(data["reference_policy_logprobs"][row, t]) for t in learned
                 )
                 count = max(len(learned), 1)
-                average = cfg.preference_average_log_probs
+                average = config.preference_average_log_probs
                 ratio.append((pi - ref) / (count if average else 1))
-                nll.append(-pi / (count if cfg.sft_average_log_probs else 1))
+                nll.append(-pi / (count if config.sft_average_log_probs else 1))
             h = ratio[0] - ratio[1]
-            if cfg.preference_loss == "ipo":
+            if config.preference_loss == "ipo":
                 value = (h - 1 / (2 * beta)) ** 2
             else:
                 good = math.log(1 / (1 + math.exp(-beta * h)))
                 bad = math.log(1 / (1 + math.exp(beta * h)))
-                eps = cfg.label_smoothing
+                eps = config.label_smoothing
                 value = -(1 - eps) * good - eps * bad
-            total += cfg.preference_loss_weight * value + cfg.sft_loss_weight * nll[0]
+            total += (
+                config.preference_loss_weight * value + config.sft_loss_weight * nll[0]
+            )
         return total / max(num_pairs, 1)
 
     return loss

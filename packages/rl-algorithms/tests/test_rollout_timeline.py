@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rl_algorithms.advantages import AdvantageConfig, make_advantage_estimator
+from rl_algorithms.advantages import AdvantageConfig, build_advantage_estimator
 from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
 from rl_algorithms.grpo.config import GRPOSettings
 from rl_algorithms.grpo.rows import build_rows
@@ -145,7 +145,7 @@ class TestKLInTheReward:
     def test_group_advantages_take_the_penalty_of_all_parts(self):
         rows, _ = with_kl()
         settings = GRPOSettings.from_dict({"num_generations_per_prompt": 2})
-        estimator = make_advantage_estimator(
+        estimator = build_advantage_estimator(
             AdvantageConfig(normalize_rewards=False, use_leave_one_out_baseline=True)
         )
         train, _ = build_rows(rows, estimator, settings)
@@ -165,7 +165,7 @@ class TestKLInTheReward:
         settings = GRPOSettings.from_dict(
             {"adv_estimator": {"name": "reinforce_plus_plus"}}
         )
-        estimator = make_advantage_estimator(settings.adv_estimator)
+        estimator = build_advantage_estimator(settings.adv_estimator)
         train, metrics = build_rows(rows, estimator, settings)
         returns = [
             reward - kl.flip(0).cumsum(0).flip(0)
@@ -185,7 +185,7 @@ class TestKLInTheReward:
     def test_a_conversation_is_left_out_with_all_its_parts(self):
         rows, _ = with_kl()
         settings = GRPOSettings.from_dict({"overlong_filtering": True})
-        estimator = make_advantage_estimator(settings.adv_estimator)
+        estimator = build_advantage_estimator(settings.adv_estimator)
         train, _ = build_rows(rows, estimator, settings)
         assert train.size == len(PARTS[1]) + len(PARTS[2])
 

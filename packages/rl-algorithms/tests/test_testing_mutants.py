@@ -219,27 +219,27 @@ right_kl = policy_terms.calculate_kl
 right_ratios = policy_terms._ratios
 
 
-def summed_ratio(tokens, prev, cfg):
+def summed_ratio(tokens, prev, config):
     """The ratio of the whole answer instead of the geometric mean of its tokens'."""
     total = (tokens.blank(tokens.logprobs - prev) * tokens.mask).sum(-1, keepdim=True)
     ratio = total.expand_as(prev).exp()
-    return ratio, ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
+    return ratio, ratio.clamp(1 - config.ratio_clip_min, 1 + config.ratio_clip_max)
 
 
-def mean_over_width(tokens, prev, cfg):
+def mean_over_width(tokens, prev, config):
     mean = tokens.blank(tokens.logprobs - prev).mean(-1, keepdim=True)
     ratio = mean.expand_as(prev).exp()
-    return ratio, ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_max)
+    return ratio, ratio.clamp(1 - config.ratio_clip_min, 1 + config.ratio_clip_max)
 
 
-def one_clip_bound(tokens, prev, cfg):
-    ratio, _ = right_ratios(tokens, prev, cfg)
-    return ratio, ratio.clamp(1 - cfg.ratio_clip_min, 1 + cfg.ratio_clip_min)
+def one_clip_bound(tokens, prev, config):
+    ratio, _ = right_ratios(tokens, prev, config)
+    return ratio, ratio.clamp(1 - config.ratio_clip_min, 1 + config.ratio_clip_min)
 
 
-def old_with_gradient(tokens, prev, cfg):
+def old_with_gradient(tokens, prev, config):
     """On-policy, and the old log-probs are not detached: no gradient is left."""
-    return right_ratios(tokens, tokens.logprobs, cfg)
+    return right_ratios(tokens, tokens.logprobs, config)
 
 
 def mean_weights(log_ratio, *, sequence_level, mask):
@@ -249,8 +249,8 @@ def mean_weights(log_ratio, *, sequence_level, mask):
     return mean.expand_as(log_ratio).exp()
 
 
-def dropped_instead_of_clamped(weights, log_ratio, mask, cfg):
-    outside = weights > cfg.truncated_importance_sampling_ratio
+def dropped_instead_of_clamped(weights, log_ratio, mask, config):
+    outside = weights > config.truncated_importance_sampling_ratio
     return weights.masked_fill(outside, 0.0), outside
 
 

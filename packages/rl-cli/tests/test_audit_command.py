@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rl_cli.main import _run
-from rl_distributed.security import enable_audit, make_audit_key
+from rl_distributed.security import create_audit_key, enable_audit
 from rl_distributed.security.audit import audit, disable_audit
 
 MakeRun = Callable[..., Path]
@@ -18,7 +18,7 @@ MakeRun = Callable[..., Path]
 
 @pytest.fixture
 def key(tmp_path: Path) -> Path:
-    return make_audit_key(tmp_path / "audit.key")
+    return create_audit_key(tmp_path / "audit.key")
 
 
 @pytest.fixture

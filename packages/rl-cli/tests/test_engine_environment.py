@@ -70,7 +70,7 @@ def test_a_build_is_announced_timed_and_made_once(
     terminal = Listening()
     environment = Slow(heard=terminal.heard)
     monkeypatch.setattr(
-        rl_cli.engine_environment, "find_environment", lambda name: environment
+        rl_cli.engine_environment, "get_environment", lambda name: environment
     )
     prepare_engine("my.engine", terminal, tell_every_s=0.01)
     first, second, *_, last = terminal.notes
@@ -91,7 +91,7 @@ def test_what_cannot_be_built_says_what_to_do(
             raise ActorEnvironmentError("building an environment needs uv")
 
     monkeypatch.setattr(
-        rl_cli.engine_environment, "find_environment", lambda name: Broken()
+        rl_cli.engine_environment, "get_environment", lambda name: Broken()
     )
     with pytest.raises(ActorEnvironmentError) as caught:
         prepare_engine("my.engine", Listening())

@@ -7,7 +7,7 @@ import yaml
 
 from rl_cli import run_stages as compose
 from rl_cli.run_config import check_run, load_run, recipe_names, run_from_dict
-from rl_distributed import UserError
+from rl_distributed.errors import UserError
 
 
 def refused(name: str, *overrides: str, config: Path | None = None) -> str:

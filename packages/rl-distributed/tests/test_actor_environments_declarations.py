@@ -21,7 +21,7 @@ from rl_distributed.actor_environments import (
     declarations,
     declared_environment,
     extra,
-    find_environment,
+    get_environment,
 )
 from rl_distributed.errors import ActorEnvironmentError, RegistryError
 from rl_distributed.registry import Registry
@@ -101,10 +101,10 @@ def test_entry_point_is_read_without_importing_the_class(registry):
 def test_names_registered_in_code(registry):
     registry.register("heavy_package")(OWN)
     assert declared_environment("heavy_package.Worker").environment is OWN
-    assert find_environment("heavy_package.Worker") is OWN
-    assert find_environment("rl-models[vllm-cpu]").label == "rl-models[vllm-cpu]"
+    assert get_environment("heavy_package.Worker") is OWN
+    assert get_environment("rl-models[vllm-cpu]").label == "rl-models[vllm-cpu]"
     with pytest.raises(RegistryError, match="did you mean 'heavy_package'"):
-        find_environment("heavy_packge")
+        get_environment("heavy_packge")
 
 
 def test_the_user_wins_over_declarations_and_the_option_over_the_user(
@@ -137,12 +137,12 @@ def test_every_way_can_be_chosen(registry, user_file):
         "  c: {requirements: [engine==1], no_index: true, find_links: [/wheels]}\n"
         "  d: {overlay: [engine==1], imports: [engine]}\n"
     )
-    assert find_environment("a") == DriverEnvironment()
-    assert find_environment("b") == ContainerEnvironment("team/engine:1")
-    assert find_environment("c") == InstalledEnvironment(
+    assert get_environment("a") == DriverEnvironment()
+    assert get_environment("b") == ContainerEnvironment("team/engine:1")
+    assert get_environment("c") == InstalledEnvironment(
         ("engine==1",), find_links=("/wheels",), no_index=True
     )
-    assert find_environment("d") == OverlayEnvironment(
+    assert get_environment("d") == OverlayEnvironment(
         ("engine==1",), imports=("engine",)
     )
 

@@ -105,7 +105,7 @@ def test_wrong_version_of_ours(tmp_path):
 
 
 def test_environment_without_ray(tmp_path):
-    python = Uv("empty", 60).make_venv(tmp_path / "empty")
+    python = Uv("empty", 60).create_venv(tmp_path / "empty")
     refuse(python, r"cannot import 'ray': ModuleNotFoundError.*pip install ray==")
 
 

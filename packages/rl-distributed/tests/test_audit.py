@@ -39,8 +39,8 @@ from rl_distributed.security.audit import (
     enable_audit,
 )
 from rl_distributed.security.audit_chain import (
+    create_audit_key,
     digest_of,
-    make_audit_key,
     verify_audit_log,
 )
 from rl_distributed.workers import RayWorkerBuilder, RayWorkerGroup
@@ -249,7 +249,7 @@ def test_lines_taken_from_the_end_show_by_the_last_digest(ten):
 
 @pytest.fixture
 def key(tmp_path):
-    return make_audit_key(tmp_path / "keys" / "audit.key")
+    return create_audit_key(tmp_path / "keys" / "audit.key")
 
 
 @pytest.fixture
@@ -309,7 +309,7 @@ def test_an_emptied_file_shows_by_the_least_length(signed, key, kept):
 
 
 def test_another_key_signs_nothing(signed, tmp_path):
-    other = make_audit_key(tmp_path / "other.key")
+    other = create_audit_key(tmp_path / "other.key")
     with pytest.raises(AuditError, match=r"line 1 was changed, or was written with an"):
         verify_audit_log(signed, key_file=other)
 
@@ -325,11 +325,11 @@ def test_lines_of_before_the_key_show(ten, key):
 def test_keys(tmp_path, key, caplog):
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     with pytest.raises(AuditError, match="is there already"):
-        make_audit_key(key)
+        create_audit_key(key)
     (tmp_path / "short").write_text("abc\n")
     with pytest.raises(AuditError, match="holds 3 bytes, and at least 16 are needed"):
         AuditLog(tmp_path / "log", key_file=tmp_path / "short")
-    with pytest.raises(AuditError, match=r"none cannot be read: .* make_audit_key"):
+    with pytest.raises(AuditError, match=r"none cannot be read: .* create_audit_key"):
         AuditLog(tmp_path / "log", key_file=tmp_path / "none")
     with pytest.raises(ConfigError, match="key_file needs the chain"):
         AuditLog(tmp_path / "log", key_file=key, chain=False)

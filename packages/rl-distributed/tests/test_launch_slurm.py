@@ -110,8 +110,8 @@ def test_the_parts_of_ray():
     assert "TITLE=it's $1" in words
     assert script.index("module load cuda") < script.index("scontrol")
     assert "RAY_AUTH_MODE=token" in words
-    assert "make_certificates" in script
-    assert "make_certificates" not in slurm_script(VARIANTS["small"])
+    assert "create_certificates" in script
+    assert "create_certificates" not in slurm_script(VARIANTS["small"])
     one_node = shlex.split(slurm_script(VARIANTS["small"]), comments=True)
     assert one_node.count("part_of_ray") == 1
     assert "apptainer exec --nv --bind" in slurm_script(VARIANTS["apptainer"])

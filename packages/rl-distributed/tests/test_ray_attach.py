@@ -30,7 +30,7 @@ from rl_distributed.errors import (
     SecurityError,
     UserError,
 )
-from rl_distributed.security.ray_access import make_certificates
+from rl_distributed.security.ray_access import create_certificates
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def held_cluster(*arguments, **variables):
 def certificates(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
     for name in ("ours", "other"):
-        make_certificates(folder / name)
+        create_certificates(folder / name)
     return folder
 
 

@@ -25,8 +25,8 @@ from rl_distributed.security.ray_access import (
     adopt_token_authentication,
     check_certificates,
     check_token_settings,
+    create_certificates,
     forget_adopted_mode,
-    make_certificates,
     own_hosts,
     tls_in_use,
     variables_undone_on_failure,
@@ -36,7 +36,7 @@ from rl_distributed.security.tls_files import TlsFiles
 
 @pytest.fixture
 def files(tmp_path):
-    return make_certificates(tmp_path / "tls", hosts=["node-7", "10.1.2.3"])
+    return create_certificates(tmp_path / "tls", hosts=["node-7", "10.1.2.3"])
 
 
 def loaded(path: Path) -> x509.Certificate:
@@ -69,9 +69,9 @@ def test_files_are_the_owners_only_and_the_authority_is_forgotten(files):
 
 
 def test_one_authority_signs_for_several_machines(tmp_path):
-    make_certificates(tmp_path / "authority", keep_authority_key=True)
+    create_certificates(tmp_path / "authority", keep_authority_key=True)
     nodes = [
-        make_certificates(tmp_path / name, authority=tmp_path / "authority")
+        create_certificates(tmp_path / name, authority=tmp_path / "authority")
         for name in ("a", "b")
     ]
     for node in nodes:
@@ -80,12 +80,12 @@ def test_one_authority_signs_for_several_machines(tmp_path):
     assert nodes[0].authority.read_bytes() == nodes[1].authority.read_bytes()
     assert nodes[0].key.read_bytes() != nodes[1].key.read_bytes()
     with pytest.raises(SecurityError, match=r"ca\.key cannot be read"):
-        make_certificates(tmp_path / "c", authority=tmp_path / "a")
+        create_certificates(tmp_path / "c", authority=tmp_path / "a")
 
 
 def test_making_them_again_replaces_them(files):
     before = files.key.read_bytes()
-    again = make_certificates(files.key.parent)
+    again = create_certificates(files.key.parent)
     assert again == TlsFiles.in_folder(files.key.parent)
     assert again.key.read_bytes() != before
     check_certificates(again)
@@ -113,7 +113,7 @@ def test_hosts_are_checked(files):
 
 
 def test_keys_and_authorities_must_belong(files, tmp_path):
-    other = make_certificates(tmp_path / "other")
+    other = create_certificates(tmp_path / "other")
     with pytest.raises(SecurityError, match=f"{other.key} does not belong to"):
         check_certificates(files.replace(key=other.key))
     with pytest.raises(SecurityError, match=f"not signed by {other.authority}"):
@@ -137,7 +137,7 @@ def test_files_that_are_none_are_named(files, tmp_path):
 def signed(folder, monkeypatch, *, uses):
     """Certificates with another extended key usage."""
     monkeypatch.setattr(certificates, "_USES", uses)
-    made = make_certificates(folder)
+    made = create_certificates(folder)
     monkeypatch.undo()
     return made
 
@@ -150,7 +150,7 @@ def test_a_certificate_for_servers_only_is_refused(tmp_path, monkeypatch):
 
 def test_certificates_between_are_followed(tmp_path):
     valid = timedelta(days=1)
-    root, middle = (certificates.make_authority(valid) for _ in range(2))
+    root, middle = (certificates.create_authority(valid) for _ in range(2))
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "middle")])
     signed_middle = (
         certificates._builder(
@@ -206,19 +206,19 @@ def test_the_missing_package_is_named(tmp_path, monkeypatch):
     room = sys.modules[certificates.__package__]
     monkeypatch.delattr(room, "certificates", raising=False)
     with pytest.raises(SecurityError, match=r"pip install 'rl-distributed\[tls\]'"):
-        make_certificates(tmp_path)
+        create_certificates(tmp_path)
 
 
 @pytest.mark.parametrize("days", [0, -1])
 def test_a_wrong_time_is_refused(tmp_path, days):
     with pytest.raises(SecurityError, match="valid_days must be positive"):
-        make_certificates(tmp_path, valid_days=days)
+        create_certificates(tmp_path, valid_days=days)
 
 
 def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(SecurityError, match="certificates cannot be written to"):
-        make_certificates(tmp_path / "file")
+        create_certificates(tmp_path / "file")
 
 
 def test_ray_that_is_up_cannot_change_to_tls(ray_cluster, files):

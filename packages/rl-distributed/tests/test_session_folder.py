@@ -10,7 +10,7 @@ import ray
 
 from rl_distributed.cluster.session_folder import (
     check_session_folder,
-    make_session_folder,
+    create_session_folder,
 )
 from rl_distributed.cluster.start import init_ray
 from rl_distributed.errors import ConfigError, SecurityError
@@ -28,11 +28,11 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_it_is_the_owners_only(base: Path) -> None:
-    folder = make_session_folder()
+    folder = create_session_folder()
     assert folder == base / f"ray-{os.getuid()}" / "ray"
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
     folder.parent.chmod(0o777)
-    make_session_folder()
+    create_session_folder()
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
 
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_written(base: Path, monkeypatch: pytest.MonkeyPatch) -> 
         check_session_folder()
     monkeypatch.setenv("RAY_TMPDIR", "/proc/none")
     with pytest.raises(ConfigError, match=r"Ray cannot keep .*set RAY_TMPDIR to a"):
-        make_session_folder()
+        create_session_folder()
     monkeypatch.setenv("RAY_TMPDIR", str(base))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(ConfigError, match="it is not writable"):
@@ -83,7 +83,7 @@ def test_somebody_elses_folder_is_refused(base: Path) -> None:
     (base / "real").mkdir()
     (base / f"ray-{os.getuid()}").symlink_to(base / "real")
     with pytest.raises(SecurityError, match="belongs to user"):
-        make_session_folder()
+        create_session_folder()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")

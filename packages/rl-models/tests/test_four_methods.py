@@ -6,7 +6,10 @@ import torch
 from rl_distributed import BatchedDataDict, RayVirtualCluster
 from rl_models import GenerationConfig, GenerationPolicy, registry as backends
 from rl_models.errors import GenerationError
-from rl_models.generation.four_methods import FourMethodBackend, make_generation_backend
+from rl_models.generation.four_methods import (
+    FourMethodBackend,
+    build_generation_backend,
+)
 from rl_models.registry import register_generation_backend
 from rl_models.types import SamplingParams
 from rl_models.weights.probe import Probe
@@ -224,7 +227,7 @@ def test_a_policy_samples_from_a_backend_of_this_program(ray_cluster, tiny_folde
     class Local(Saying):
         answers = ("12",) * 8
 
-    assert make_generation_backend("huggingface").__class__.__name__ != "Local"
+    assert build_generation_backend("huggingface").__class__.__name__ != "Local"
     cluster = RayVirtualCluster([1], use_gpus=False)
     config = GenerationConfig(max_new_tokens=4, backend="mine")
     policy = GenerationPolicy(cluster, config, model_name=tiny_folder)

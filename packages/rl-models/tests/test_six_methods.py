@@ -19,7 +19,7 @@ from rl_models.errors import UnsupportedModelError
 from rl_models.policy.preflight import check_policy
 from rl_models.registry import register_training_backend
 from rl_models.testing import TokenCrossEntropy
-from rl_models.training.six_methods import SixMethodBackend, make_training_backend
+from rl_models.training.six_methods import SixMethodBackend, build_training_backend
 from rl_models.types import LossInputType
 
 
@@ -96,7 +96,7 @@ def made(tiny_model):
 
 
 def dtensor_of(folder):
-    backend = make_training_backend("dtensor")
+    backend = build_training_backend("dtensor")
     settings = {"backend": "dtensor", "max_grad_norm": None}
     sgd = {"name": "torch.optim.SGD", "kwargs": {"lr": 0.1}}
     backend.setup(config_of(folder, optimizer=sgd, **settings).to_dict())

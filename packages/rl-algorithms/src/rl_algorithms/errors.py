@@ -1,7 +1,7 @@
 """Exceptions of rl-algorithms.
 
 ```
-AlgorithmError              a rl_distributed.DistributedError; root of them all
+AlgorithmError              a DistributedError; root of them all
 ├── DataError               UserError, ValueError  a dataset, a row or a column
 │   ├── DatasetNotFoundError  FileNotFoundError    no such file, folder or hub name
 │   ├── ColumnError           LookupError          a column is missing or mistyped

@@ -11,7 +11,7 @@ from rl_cli.console import Terminal
 from rl_distributed.actor_environments import (
     BuiltEnvironment,
     EnvironmentStore,
-    find_environment,
+    get_environment,
 )
 from rl_distributed.errors import ActorEnvironmentError
 
@@ -34,7 +34,7 @@ def prepare_engine(
         ActorEnvironmentError: It cannot be built, or does not suit a worker.
     """
     try:
-        found = find_environment(name).resolve()
+        found = get_environment(name).resolve()
         store = EnvironmentStore()
         # A given Python is checked only; there is nothing to build.
         if not isinstance(found, BuiltEnvironment):

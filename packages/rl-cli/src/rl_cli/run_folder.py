@@ -33,7 +33,7 @@ import yaml
 
 from rl_algorithms.trainers.run.record import write_run_record
 from rl_distributed.errors import ConfigError
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 from rl_distributed.runs.folder import (
     RunClaim,
     begin_run,
@@ -108,7 +108,7 @@ class RunFolder:
             folder = cls(path)
             folder._claim = claim
             if source["kind"] == "recipe":
-                make_private_folder(folder.path / "stages")
+                create_private_folder(folder.path / "stages")
             write_run_record(folder.path, source)
         except OSError as error:
             raise _not_writable(path or Path("runs").absolute(), error) from error

@@ -15,7 +15,7 @@ from rl_distributed.errors import ConfigError
 from rl_models import GenerationConfig
 from rl_models.checkpoint.model_folder import check_model_folder, folder_context_length
 from rl_models.generation.choice import for_this_process
-from rl_models.generation.four_methods import make_generation_backend
+from rl_models.generation.four_methods import build_generation_backend
 from rl_models.tokens.chat import encode_prompt
 from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id
 
@@ -77,7 +77,7 @@ def sample(
         room = context - int(lengths.max())
         config = config.replace(max_new_tokens=min(config.max_new_tokens, room))
     config = for_this_process(config)
-    backend = make_generation_backend(config.backend)
+    backend = build_generation_backend(config.backend)
     backend.setup(config.to_dict(), model_name=str(model))
     try:
         data: BatchedDataDict[Any] = BatchedDataDict(

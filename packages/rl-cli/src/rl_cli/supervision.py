@@ -39,7 +39,7 @@ from rl_cli.run_place import find_place, given_output_dir
 from rl_distributed.config import load_config
 from rl_distributed.config.hidden_keys import hide_secrets
 from rl_distributed.errors import ConfigError
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 from rl_distributed.runs.ending import read_ending
 from rl_distributed.runs.folder import has_progress, kept_progress, new_run_folder
 
@@ -154,7 +154,7 @@ class SupervisedRun:
 
     def record(self, event: dict[str, Any]) -> None:
         """Append a line to `logs/restarts.jsonl` of the run."""
-        make_private_folder(self.folder / "logs")
+        create_private_folder(self.folder / "logs")
         now = datetime.now(UTC).isoformat(timespec="seconds")
         with open(self.folder / RESTARTS, "a", opener=private_opener) as file:
             file.write(json.dumps({"time": now, **event}) + "\n")

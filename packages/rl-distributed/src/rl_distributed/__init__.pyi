@@ -25,8 +25,6 @@ from .config import (
 from .errors import (
     ConfigError as ConfigError,
     DeadlineExceededError as DeadlineExceededError,
-    DistributedError as DistributedError,
-    UserError as UserError,
     WorkerDiedError as WorkerDiedError,
     WorkerError as WorkerError,
     WorkerHungError as WorkerHungError,
@@ -34,8 +32,6 @@ from .errors import (
 from .logs.logging import get_logger as get_logger
 from .metrics import LoggerFacade as LoggerFacade
 from .named_sharding import NamedSharding as NamedSharding
-from .queues.queue import BoundedQueue as BoundedQueue
-from .registry import Registry as Registry
 from .timing.timer import Timer as Timer
 from .version import __version__ as __version__
 from .workers import (
@@ -48,5 +44,4 @@ from .workers import (
     Retry as Retry,
     WorkerPool as WorkerPool,
     recursive_merge_options as recursive_merge_options,
-    stop_if_cancelled as stop_if_cancelled,
 )

@@ -13,10 +13,10 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["make_private_folder", "private_opener", "write_private_text"]
+__all__ = ["create_private_folder", "private_opener", "write_private_text"]
 
 
-def make_private_folder(path: Path, *, is_new: bool = False) -> None:
+def create_private_folder(path: Path, *, is_new: bool = False) -> None:
     """Make a folder for its owner alone; folders above it are made as usual.
 
     Args:

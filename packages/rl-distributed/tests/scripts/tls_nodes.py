@@ -18,7 +18,7 @@ from rl_distributed_simulated import simulated_nodes
 
 from rl_distributed import RayVirtualCluster, RayWorkerBuilder, RayWorkerGroup, init_ray
 from rl_distributed.cluster.attach import ClusterAddress
-from rl_distributed.security.ray_access import make_certificates, tls_in_use, use_tls
+from rl_distributed.security.ray_access import create_certificates, tls_in_use, use_tls
 
 
 def listeners_without_tls(address: ClusterAddress) -> bool:
@@ -32,7 +32,7 @@ def listeners_without_tls(address: ClusterAddress) -> bool:
 
 
 def main() -> None:
-    files = make_certificates(sys.argv[1])
+    files = create_certificates(sys.argv[1])
     use_tls(files)
     found: dict = {"in_use": tls_in_use() == files}
     began = time.monotonic()

@@ -11,7 +11,7 @@ from rl_envs.errors import RewardCallError, RewardError
 from rl_envs.python_file import PythonFileError, existing_file, load_from_file
 from rl_envs.registry import register_env
 from rl_envs.rewards.functional import FunctionalRewardWrapper
-from rl_envs.rewards.lists import make_reward_call
+from rl_envs.rewards.lists import build_reward_call
 
 __all__ = ["FileReward", "FileRewardConfig"]
 
@@ -34,7 +34,7 @@ class FileRewardConfig(Config):
         # With the rest of the configuration, so that a mistake in the function is
         # reported before any model is loaded.
         try:
-            make_reward_call(load_reward(self.file, self.function))
+            build_reward_call(load_reward(self.file, self.function))
         except RewardError as error:
             raise ValueError(str(error)) from error
         return self

@@ -17,6 +17,6 @@ from .estimators import (
     RawRewardAdvantageEstimator as RawRewardAdvantageEstimator,
     RewardColumns as RewardColumns,
 )
-from .factory import make_advantage_estimator as make_advantage_estimator
+from .factory import build_advantage_estimator as build_advantage_estimator
 from .overlong import mask_overlong as mask_overlong, shape_rewards as shape_rewards
 from .rewards import scale_rewards as scale_rewards

@@ -13,10 +13,10 @@ from rl_algorithms.advantages.estimators import (
     RawRewardAdvantageEstimator,
 )
 
-__all__ = ["make_advantage_estimator"]
+__all__ = ["build_advantage_estimator"]
 
 
-def make_advantage_estimator(config: AdvantageConfig) -> AdvantageEstimator:
+def build_advantage_estimator(config: AdvantageConfig) -> AdvantageEstimator:
     """Return the estimator that `config.name` names."""
     if config.name == "gdpo":
         return GDPOAdvantageEstimator(config)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from rl_algorithms.advantages import make_advantage_estimator
+from rl_algorithms.advantages import build_advantage_estimator
 from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
 from rl_algorithms.filters import DynamicSamplingBuffer
 from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
@@ -37,7 +37,7 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
 
     def _setup_algorithm(self) -> None:
         super()._setup_algorithm()
-        self._estimator = make_advantage_estimator(self.config.grpo.adv_estimator)
+        self._estimator = build_advantage_estimator(self.config.grpo.adv_estimator)
 
     def _sample(
         self, batch: BatchedDataDict[Any]

@@ -9,7 +9,7 @@ from typing import Any
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
 from rl_distributed.errors import ConfigError
-from rl_distributed.private_files import make_private_folder
+from rl_distributed.private_files import create_private_folder
 from rl_distributed.timing.timer import TimeoutChecker
 from rl_models.interfaces import PolicyInterface
 
@@ -45,7 +45,7 @@ class RunCheckpoints:
         )
         self._deadline.start_iterations()
         if config.enabled:
-            make_private_folder(self._manager.checkpoint_dir)
+            create_private_folder(self._manager.checkpoint_dir)
         self.saved_at = -1
         """Step of the newest checkpoint; -1 before the first."""
 

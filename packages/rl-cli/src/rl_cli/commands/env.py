@@ -119,7 +119,7 @@ def build(names: tuple[str, ...], as_json: bool) -> None:
     from rl_distributed.actor_environments import (  # noqa: PLC0415
         EnvironmentStore,
         declared_names,
-        find_environment,
+        get_environment,
     )
 
     terminal = Terminal()
@@ -127,7 +127,7 @@ def build(names: tuple[str, ...], as_json: bool) -> None:
     rows = []
     for name in names or declared_names():
         terminal.note(f"{name} ...")
-        prepared = find_environment(name).prepare(store.root, recheck=True)
+        prepared = get_environment(name).prepare(store.root, recheck=True)
         seconds = prepared.build_s + prepared.preflight_s
         terminal.note(f"{name} is ready ({seconds:.1f} s)")
         rows.append(_row(name, store))
@@ -214,12 +214,12 @@ def _row(name: str, store: EnvironmentStore) -> Row:
     """Return the environment declared for a name, and its state here."""
     from rl_distributed.actor_environments import (  # noqa: PLC0415
         BuiltEnvironment,
-        find_environment,
+        get_environment,
     )
     from rl_distributed.errors import UserError  # noqa: PLC0415
 
     try:
-        found = find_environment(name).resolve()
+        found = get_environment(name).resolve()
         if not isinstance(found, BuiltEnvironment):
             return Row(name, _way(found), "given", path=found.label)
         stored = store.find(found.key())
@@ -237,14 +237,14 @@ def _row(name: str, store: EnvironmentStore) -> Row:
 
 
 def _checked(name: str, imports: Sequence[str], store: EnvironmentStore) -> Row:
-    from rl_distributed.actor_environments import find_environment  # noqa: PLC0415
+    from rl_distributed.actor_environments import get_environment  # noqa: PLC0415
     from rl_distributed.errors import UserError  # noqa: PLC0415
 
     row = _row(name, store)
     if row.state not in ("ready", "given"):
         remedy = row.detail or f'it is {row.state}; run: rl env build "{name}"'
         return dataclasses.replace(row, detail=remedy)
-    found = find_environment(name).resolve()
+    found = get_environment(name).resolve()
     wanted = dataclasses.replace(found, imports=(*found.imports, *imports))
     try:
         wanted.prepare(store.root, recheck=True)

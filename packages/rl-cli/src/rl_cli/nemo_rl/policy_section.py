@@ -70,47 +70,47 @@ def policy_section(recipe: TheirRecipe, at: str = "policy") -> dict[str, Any]:
 
 
 def _dtensor(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:
-    cfg = f"{at}.dtensor_cfg"
+    theirs = f"{at}.dtensor_cfg"
     ours["backend"] = "dtensor"
-    recipe.take(f"{cfg}.enabled")
-    recipe.take(f"{cfg}._v2")
+    recipe.take(f"{theirs}.enabled")
+    recipe.take(f"{theirs}._v2")
     for name in ("cpu_offload", "activation_checkpointing"):
-        if recipe.take(f"{cfg}.{name}", False):
+        if recipe.take(f"{theirs}.{name}", False):
             put(ours, f"dtensor.{name}", True)
     _parallelism(
         recipe,
         ours,
         {
-            "tensor": f"{cfg}.tensor_parallel_size",
-            "context": f"{cfg}.context_parallel_size",
-            "expert": f"{cfg}.expert_parallel_size",
+            "tensor": f"{theirs}.tensor_parallel_size",
+            "context": f"{theirs}.context_parallel_size",
+            "expert": f"{theirs}.expert_parallel_size",
         },
-        f"{cfg}.sequence_parallel",
+        f"{theirs}.sequence_parallel",
     )
-    _lora(recipe, f"{cfg}.lora_cfg", ours)
-    if recipe.peek(f"{cfg}.custom_parallel_plan") is not None:
+    _lora(recipe, f"{theirs}.lora_cfg", ours)
+    if recipe.peek(f"{theirs}.custom_parallel_plan") is not None:
         why = "layers are cut by rules of the model's family"
-        recipe.leave(f"{cfg}.custom_parallel_plan", why)
+        recipe.leave(f"{theirs}.custom_parallel_plan", why)
 
 
 def _megatron(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:
-    cfg = f"{at}.megatron_cfg"
+    theirs = f"{at}.megatron_cfg"
     ours["backend"] = "megatron"
-    recipe.take(f"{cfg}.enabled")
-    if recipe.take(f"{cfg}.activation_checkpointing", False):
+    recipe.take(f"{theirs}.enabled")
+    if recipe.take(f"{theirs}.activation_checkpointing", False):
         put(ours, "megatron.activation_checkpointing", True)
     _parallelism(
         recipe,
         ours,
         {
-            "tensor": f"{cfg}.tensor_model_parallel_size",
-            "pipeline": f"{cfg}.pipeline_model_parallel_size",
-            "context": f"{cfg}.context_parallel_size",
-            "expert": f"{cfg}.expert_model_parallel_size",
+            "tensor": f"{theirs}.tensor_model_parallel_size",
+            "pipeline": f"{theirs}.pipeline_model_parallel_size",
+            "context": f"{theirs}.context_parallel_size",
+            "expert": f"{theirs}.expert_model_parallel_size",
         },
-        f"{cfg}.sequence_parallel",
+        f"{theirs}.sequence_parallel",
     )
-    optimizer = f"{cfg}.optimizer"
+    optimizer = f"{theirs}.optimizer"
     if recipe.has(optimizer):
         recipe.take(f"{optimizer}.optimizer")
         kwargs = {
@@ -124,18 +124,18 @@ def _megatron(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:
         }
         ours["optimizer"] = {"name": "torch.optim.AdamW", "kwargs": kwargs}
         recipe.take(f"{optimizer}.clip_grad")
-        _megatron_schedule(recipe, cfg, kwargs["lr"], ours)
-    recipe.leave(cfg, "the backend decides, or it is not here")
+        _megatron_schedule(recipe, theirs, kwargs["lr"], ours)
+    recipe.leave(theirs, "the backend decides, or it is not here")
     recipe.leave(f"{at}.scheduler", "the schedule of megatron_cfg counts")
 
 
 def _megatron_schedule(
-    recipe: TheirRecipe, cfg: str, lr: float, ours: dict[str, Any]
+    recipe: TheirRecipe, theirs: str, lr: float, ours: dict[str, Any]
 ) -> None:
-    style = recipe.take(f"{cfg}.scheduler.lr_decay_style", "constant")
-    warmup = recipe.take(f"{cfg}.scheduler.lr_warmup_iters", 0)
-    steps = recipe.take(f"{cfg}.scheduler.lr_decay_iters")
-    lowest = recipe.take(f"{cfg}.optimizer.min_lr", 0.0)
+    style = recipe.take(f"{theirs}.scheduler.lr_decay_style", "constant")
+    warmup = recipe.take(f"{theirs}.scheduler.lr_warmup_iters", 0)
+    steps = recipe.take(f"{theirs}.scheduler.lr_decay_iters")
+    lowest = recipe.take(f"{theirs}.optimizer.min_lr", 0.0)
     schedule: dict[str, Any] = {"name": "constant", "warmup_steps": warmup}
     if style in ("linear", "cosine") and isinstance(steps, int) and steps > warmup:
         ratio = lowest / lr if lr else 0.0
@@ -157,18 +157,21 @@ def _parallelism(
         put(ours, "parallelism.sequence", True)
 
 
-def _lora(recipe: TheirRecipe, cfg: str, ours: dict[str, Any]) -> None:
-    if not recipe.take(f"{cfg}.enabled", False):
-        recipe.leave(cfg, "switched off")
+def _lora(recipe: TheirRecipe, theirs: str, ours: dict[str, Any]) -> None:
+    if not recipe.take(f"{theirs}.enabled", False):
+        recipe.leave(theirs, "switched off")
         return
-    lora = {"r": recipe.take(f"{cfg}.dim", 8), "alpha": recipe.take(f"{cfg}.alpha", 32)}
-    if dropout := recipe.take(f"{cfg}.dropout", 0.0):
+    lora = {
+        "r": recipe.take(f"{theirs}.dim", 8),
+        "alpha": recipe.take(f"{theirs}.alpha", 32),
+    }
+    if dropout := recipe.take(f"{theirs}.dropout", 0.0):
         lora["dropout"] = dropout
-    matches_all = recipe.take(f"{cfg}.match_all_linear", True)
-    modules = recipe.take(f"{cfg}.target_modules", [])
+    matches_all = recipe.take(f"{theirs}.match_all_linear", True)
+    modules = recipe.take(f"{theirs}.target_modules", [])
     if modules and not matches_all:
         lora["target_modules"] = modules
-    recipe.leave(cfg, "peft makes the adapters as its defaults are")
+    recipe.leave(theirs, "peft makes the adapters as its defaults are")
     ours["lora"] = lora
 
 

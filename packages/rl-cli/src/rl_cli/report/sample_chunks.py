@@ -20,7 +20,7 @@ from typing import Any
 
 from rl_cli.report.answer_index import KINDS, AnswerIndex
 from rl_cli.report.run_reader import ReadStage
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 
 __all__ = ["ChunkStore", "script_json", "where_answers_are"]
 
@@ -103,7 +103,7 @@ class ChunkStore:
         return self._held
 
     def _write(self, name: str, text: str) -> None:
-        make_private_folder(self.folder)
+        create_private_folder(self.folder)
         path = self.folder / f"chunk-{name}.js"
         with open(path, "w", encoding="utf-8", opener=private_opener) as file:
             file.write(f"rlReport.chunk({json.dumps(name)},{text});\n")

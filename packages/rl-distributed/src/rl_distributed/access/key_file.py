@@ -26,7 +26,7 @@ from rl_distributed.access.roles import Role
 from rl_distributed.errors import ConfigError, SecurityError
 from rl_distributed.file_lock import FileLock
 from rl_distributed.logs.logging import get_logger
-from rl_distributed.private_files import make_private_folder, write_private_text
+from rl_distributed.private_files import create_private_folder, write_private_text
 from rl_distributed.security.audit import audit
 
 __all__ = ["KEYS_VARIABLE", "KeyFile", "default_key_file", "private_config_folder"]
@@ -193,7 +193,7 @@ class KeyFile:
 
     def _change(self, change: Callable[[Sequence[AccessKey]], list[AccessKey]]) -> None:
         try:
-            make_private_folder(self.path.parent)
+            create_private_folder(self.path.parent)
             lock = FileLock(
                 self.path.with_name(f".{self.path.name}.lock"),
                 "changing the keys",

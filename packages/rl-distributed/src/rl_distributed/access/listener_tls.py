@@ -16,7 +16,7 @@ from pathlib import Path
 from rl_distributed.access.key_file import private_config_folder
 from rl_distributed.errors import SecurityError
 from rl_distributed.file_lock import FileLock
-from rl_distributed.private_files import make_private_folder
+from rl_distributed.private_files import create_private_folder
 from rl_distributed.security.tls_files import TlsFiles
 
 __all__ = ["own_authority", "own_certificates", "server_context", "tls_files"]
@@ -86,7 +86,7 @@ def own_certificates(host: str) -> TlsFiles:
     """
     # Ray's module of security is imported here: what listens without TLS needs none.
     from rl_distributed.security.ray_access import (  # noqa: PLC0415
-        make_certificates,
+        create_certificates,
         own_hosts,
     )
 
@@ -95,16 +95,16 @@ def own_certificates(host: str) -> TlsFiles:
     authority = folder / "authority"
     named = [] if host in ("0.0.0.0", "::", *own_hosts()) else [host]
     try:
-        make_private_folder(folder)
+        create_private_folder(folder)
         lock = FileLock(folder / ".lock", "making certificates", mode=0o600)
         with lock.held(_DEADLINE_S):
             signer = TlsFiles.in_folder(authority)
             if _problem(signer, ()):
-                make_certificates(
+                create_certificates(
                     authority, valid_days=_AUTHORITY_DAYS, keep_authority_key=True
                 )
             if _problem(files, [*own_hosts(), *named]):
-                make_certificates(
+                create_certificates(
                     folder, hosts=named, valid_days=_DAYS, authority=authority
                 )
     except SecurityError:

@@ -13,7 +13,7 @@ from rl_distributed.actor_environments.declarations import (
     declared_environment,
     declared_names,
     environment_registry,
-    find_environment,
+    get_environment,
 )
 from rl_distributed.actor_environments.existing import (
     ContainerEnvironment,
@@ -51,6 +51,6 @@ __all__ = [
     "declared_names",
     "default_root",
     "environment_registry",
-    "find_environment",
+    "get_environment",
     "user_environments",
 ]

@@ -34,7 +34,7 @@ __all__ = [
     "declared_environment",
     "declared_names",
     "environment_registry",
-    "find_environment",
+    "get_environment",
     "own_environment",
 ]
 
@@ -89,7 +89,7 @@ def own_environment(cls: Callable[..., Any] | None) -> ActorEnvironment | None:
     return None if found is None else checked_environment(found, _path_of(cls))
 
 
-def find_environment(name: str) -> ActorEnvironment:
+def get_environment(name: str) -> ActorEnvironment:
     """Return the environment that a person means by `name`.
 
     Args:

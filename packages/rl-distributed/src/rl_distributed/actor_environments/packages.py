@@ -67,7 +67,7 @@ class InstalledEnvironment(BuiltEnvironment):
     def build(self, folder: Path, deadline_s: float) -> None:
         """Install the packages into an environment of its own."""
         uv = Uv(f"environment {self.label!r}", deadline_s)
-        python = uv.make_venv(folder)
+        python = uv.create_venv(folder)
         facts = driver_facts()
         lines = [*self.requirements, f"ray=={facts['ray']}"]
         for name in sorted({*self.from_driver, "rl-distributed"}):
@@ -125,7 +125,7 @@ class OverlayEnvironment(BuiltEnvironment):
     def build(self, folder: Path, deadline_s: float) -> None:
         """Install the named packages; a path file adds the driver's after them."""
         uv = Uv(f"environment {self.label!r}", deadline_s)
-        python = uv.make_venv(folder)
+        python = uv.create_venv(folder)
         packages = next(folder.glob("lib/python*/site-packages"))
         # `addsitedir` also reads path files there, such as those of editable packages.
         lines = [f"import site; site.addsitedir({p!r})" for p in _driver_packages()]

@@ -108,7 +108,7 @@ class Uv:
         self._deadline_s = deadline_s
         self._end = time.monotonic() + deadline_s
 
-    def make_venv(self, folder: Path) -> Path:
+    def create_venv(self, folder: Path) -> Path:
         """Make an empty environment of the driver's Python; returns its interpreter.
 
         Its scripts find their interpreter beside them, so the folder can be renamed.

@@ -80,7 +80,7 @@ class UvWorkspaceEnvironment(BuiltEnvironment):
         """Sync it from the lock, using uv's cache and the sources named there."""
         workspace = self._lock().parent
         uv = Uv(f"environment {self.label!r}", deadline_s)
-        uv.make_venv(folder)
+        uv.create_venv(folder)
         # As locked, and without the development tools, which workers do not need.
         arguments = ["sync", "--frozen", "--no-default-groups"]
         arguments += ["--package", self.distribution]

@@ -16,9 +16,9 @@ import stat
 from pathlib import Path
 
 from rl_distributed.errors import ConfigError, SecurityError
-from rl_distributed.private_files import make_private_folder
+from rl_distributed.private_files import create_private_folder
 
-__all__ = ["check_session_folder", "make_session_folder"]
+__all__ = ["check_session_folder", "create_session_folder"]
 
 # The kernel's limit for the path of a socket, without the byte at its end.
 _LONGEST_SOCKET = 107
@@ -66,7 +66,7 @@ def check_session_folder() -> Path:
     return folder
 
 
-def make_session_folder() -> Path:
+def create_session_folder() -> Path:
     """Make the folder that is given to Ray for its sessions.
 
     Raises:
@@ -75,7 +75,7 @@ def make_session_folder() -> Path:
     """
     folder = check_session_folder()
     try:
-        make_private_folder(folder)
+        create_private_folder(folder)
         # An existing folder may have other permissions from an earlier umask.
         folder.chmod(stat.S_IRWXU)
     except OSError as error:

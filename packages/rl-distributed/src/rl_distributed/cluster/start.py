@@ -36,7 +36,7 @@ from rl_distributed.cluster.ray_processes import (
     only_needed_processes,
     private_processes,
 )
-from rl_distributed.cluster.session_folder import make_session_folder
+from rl_distributed.cluster.session_folder import create_session_folder
 from rl_distributed.cluster.session_owner import (
     owned_session,
     prune_sessions,
@@ -315,7 +315,7 @@ def _start_local(
             "not passed to the processes of the cluster (pass_env): %s",
             ", ".join(withheld),
         )
-    folder = make_session_folder()
+    folder = create_session_folder()
     prune_sessions(folder)
     domain = os.environ.get(NVLINK_DOMAIN_VARIABLE, "")
     while True:

@@ -238,8 +238,8 @@ def _variables(config: KubeRayConfig) -> list[dict[str, Any]]:
 def _certificate_maker(config: KubeRayConfig) -> dict[str, Any]:
     """Signs a certificate for the pod's own address and the name of the head."""
     code = (
-        "import os; from rl_distributed.security.ray_access import make_certificates; "
-        f"make_certificates({_TLS_FOLDER!r}, authority={_AUTHORITY_FOLDER!r}, "
+        "import os; from rl_distributed.security import create_certificates; "
+        f"create_certificates({_TLS_FOLDER!r}, authority={_AUTHORITY_FOLDER!r}, "
         "hosts=[name for name in (os.environ['POD_IP'], os.environ.get('FQ_RAY_IP')) "
         "if name])"
     )

@@ -283,8 +283,8 @@ def _certificates(config: SlurmConfig) -> str:
         return ""
     make = _python(
         config,
-        "import sys; from rl_distributed.security.ray_access import make_certificates; "
-        "make_certificates(sys.argv[1], hosts=sys.argv[2:])",
+        "import sys; from rl_distributed.security import create_certificates; "
+        "create_certificates(sys.argv[1], hosts=sys.argv[2:])",
     )
     return f"""
 # One certificate for all nodes, by an authority whose key nobody keeps.

@@ -26,7 +26,7 @@ from rl_distributed.logs.lines import (
     ConsoleFormatter,
     JsonFormatter,
 )
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 
 __all__ = [
     "ConsoleFormatter",
@@ -258,7 +258,7 @@ class _StandardErrorHandler(logging.StreamHandler[TextIO]):
 
 def _open_file(path: Path) -> logging.Handler:
     try:
-        make_private_folder(path.parent)
+        create_private_folder(path.parent)
         handler = _JsonFileHandler(path)
     except OSError as error:
         raise ConfigError(

@@ -22,7 +22,7 @@ from rl_distributed.metrics.sink import MetricSink, TableSink, sink_registry
 from rl_distributed.metrics.sinks.jsonl import json_line
 from rl_distributed.metrics.table import table_rows
 from rl_distributed.metrics.values import MetricError, to_floats
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 from rl_distributed.process.closing import close_after
 from rl_distributed.redaction import redacted
 
@@ -62,7 +62,7 @@ class LoggerConfig(Config):
         return value
 
 
-def _make_sink(name: str, settings: Mapping[str, Any], log_dir: Path) -> MetricSink:
+def _build_sink(name: str, settings: Mapping[str, Any], log_dir: Path) -> MetricSink:
     factory = sink_registry.get(name)
     config_class: type[Config] | None = getattr(factory, "config_class", None)
     try:
@@ -84,7 +84,7 @@ def _make_sink(name: str, settings: Mapping[str, Any], log_dir: Path) -> MetricS
         ) from error
 
 
-def _make_sinks(config: LoggerConfig, log_dir: Path) -> dict[str, GuardedSink]:
+def _build_sinks(config: LoggerConfig, log_dir: Path) -> dict[str, GuardedSink]:
     if repeated := {name for name in config.sinks if config.sinks.count(name) > 1}:
         raise ConfigError(f"logger.sinks: {sorted(repeated)} named more than once")
     if unused := sorted(set(config.sink_settings) - set(config.sinks)):
@@ -97,7 +97,7 @@ def _make_sinks(config: LoggerConfig, log_dir: Path) -> dict[str, GuardedSink]:
         for name in config.sinks:
             settings = config.sink_settings.get(name, {})
             try:
-                sink = _make_sink(name, settings, log_dir)
+                sink = _build_sink(name, settings, log_dir)
             # Wrong settings are for the user to fix, whatever the failure policy.
             except UserError:
                 raise
@@ -148,7 +148,7 @@ class LoggerFacade:
         # `log_metrics` flushes under it.
         self._lock = threading.RLock()
         self._step = 0
-        self._sinks = _make_sinks(config, self.log_dir)
+        self._sinks = _build_sinks(config, self.log_dir)
         self._sampler: ResourceSampler | None = None
         self.sample_resources_every(config.sample_resources_every_s)
 
@@ -351,7 +351,7 @@ class LoggerFacade:
 
     def _write_lines(self, records: Iterable[Mapping[str, Any]], filename: str) -> Path:
         path = self.log_dir / filename
-        make_private_folder(path.parent)
+        create_private_folder(path.parent)
         with open(path, "wb", opener=private_opener) as file:
             file.writelines(json_line(record) for record in records)
         return path

@@ -28,7 +28,7 @@ from typing import Any, Self
 
 from rl_distributed.errors import ConfigError, LockHeldError, UserError
 from rl_distributed.file_lock import FolderLock
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 from rl_distributed.runs.ending import ENDED, forget_ending, note_ending
 
 __all__ = [
@@ -190,7 +190,7 @@ def begin_run(
     """
     check_run_folder(path, overwrite=overwrite, writes=writes, config=config)
     try:
-        make_private_folder(path)
+        create_private_folder(path)
     except FileExistsError:
         raise ConfigError(f"output_dir: {path} is a file; name a folder") from None
     except OSError as error:
@@ -225,7 +225,7 @@ def new_run_folder(root: Path, name: str) -> Path:
     while True:
         path = root / f"{name}-{number:03d}"
         try:
-            make_private_folder(path, is_new=True)
+            create_private_folder(path, is_new=True)
         except FileExistsError:  # another run took it in this very moment
             number += 1
             continue
@@ -325,7 +325,7 @@ def _note_start(path: Path, present: Iterable[str], elsewhere: Iterable[Path]) -
         "checkpoint_dirs": sorted(map(str, elsewhere)),
     }
     for folder in elsewhere:
-        make_private_folder(folder)
+        create_private_folder(folder)
         with open(folder / _RUN, "w", opener=private_opener) as file:
             file.write(str(path.resolve()))
     with open(path / _STARTED, "w", opener=private_opener) as file:

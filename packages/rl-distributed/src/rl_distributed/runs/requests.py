@@ -36,7 +36,7 @@ from typing import Any, Self
 from rl_distributed.errors import ConfigError, DeadlineExceededError
 from rl_distributed.file_lock import FolderLock, is_locked
 from rl_distributed.logs.logging import get_logger
-from rl_distributed.private_files import make_private_folder, write_private_text
+from rl_distributed.private_files import create_private_folder, write_private_text
 
 __all__ = ["REQUESTS", "RunRequest", "RunRequests", "default_sender", "send_request"]
 
@@ -95,7 +95,7 @@ class RunRequests:
 
     def __init__(self, run_dir: Path) -> None:
         self._folder = run_dir / REQUESTS
-        make_private_folder(self._folder)
+        create_private_folder(self._folder)
         self._lock = _lock_of(self._folder)
         if not is_locked(self._lock.path):
             # A note that a process on another machine has left would be waited for,

@@ -61,7 +61,7 @@ class AuditLog:
     Args:
         path: the file; it is made with mode 0600, and its folder if need be.
         chain: whether each line holds the digest of the one before.
-        key_file: file of `make_audit_key`; each line gets a code by it.
+        key_file: file of `create_audit_key`; each line gets a code by it.
         sync: whether each line is on the disk before the action goes on.
         deadline_s: how long to wait for another process that writes.
 
@@ -178,10 +178,10 @@ def enable_audit(
     """Write the actions of this process to an audit log from now on.
 
     Args:
-        path: the file; it is made with mode 0600.
+        path: the file; it is created with mode 0600.
         chain: whether each line holds the digest of the one before.
-        key_file: file of `make_audit_key`; each line gets a code, which cannot be made
-            without the key.
+        key_file: file of `create_audit_key`; each line gets a code, which cannot be
+            computed without the key.
         sync: whether each line is on the disk before the action goes on.
         deadline_s: how long to wait for another process that writes.
 

@@ -20,7 +20,7 @@ __all__ = [
     "AuditSummary",
     "code_of",
     "digest_of",
-    "make_audit_key",
+    "create_audit_key",
     "read_key",
     "verify_audit_log",
 ]
@@ -59,7 +59,7 @@ def code_of(key: bytes, line: bytes) -> str:
     return hmac.new(key, line, hashlib.sha256).hexdigest()
 
 
-def make_audit_key(path: str | os.PathLike[str]) -> Path:
+def create_audit_key(path: str | os.PathLike[str]) -> Path:
     """Write a new key for audit logs to a file that only its owner can read.
 
     Anyone who can read it can also write entries that pass the check, so keep it
@@ -87,7 +87,7 @@ def make_audit_key(path: str | os.PathLike[str]) -> Path:
 
 
 def read_key(path: Path) -> bytes:
-    """Read a file of `make_audit_key`.
+    """Read a file of `create_audit_key`.
 
     Raises:
         AuditError: It cannot be read, or is too short for a key.
@@ -97,12 +97,12 @@ def read_key(path: Path) -> bytes:
         mode = path.stat().st_mode
     except OSError as error:
         raise AuditError(
-            f"audit key {path} cannot be read: {error}; make one with make_audit_key"
+            f"audit key {path} cannot be read: {error}; make one with create_audit_key"
         ) from error
     if len(key) < _SHORTEST_KEY:
         raise AuditError(
             f"audit key {path} holds {len(key)} bytes, and at least {_SHORTEST_KEY} "
-            "are needed; make one with make_audit_key"
+            "are needed; make one with create_audit_key"
         )
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         logger.warning("audit key %s can be read by others: chmod 600", path)

@@ -25,7 +25,7 @@ __all__ = [
     "Authority",
     "certificate_problem",
     "issue_certificate",
-    "make_authority",
+    "create_authority",
     "read_authority",
     "read_certificates",
     "write_private",
@@ -52,7 +52,7 @@ class Authority:
         return _key_pem(self.key)
 
 
-def make_authority(valid_for: timedelta) -> Authority:
+def create_authority(valid_for: timedelta) -> Authority:
     """Make an authority that is used for nothing but one cluster."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "cluster authority")])
@@ -183,7 +183,7 @@ def _read_key(path: Path) -> serialization.base.PrivateKeyTypes:  # type: ignore
 
 
 def read_authority(certificate: Path, key: Path) -> Authority:
-    """Read an authority that `make_certificates` is to sign with.
+    """Read an authority that `create_certificates` is to sign with.
 
     Raises:
         SecurityError: a file is missing, or the two do not belong together.

@@ -32,7 +32,7 @@ __all__ = [
     "check_certificates",
     "check_token_settings",
     "forget_adopted_mode",
-    "make_certificates",
+    "create_certificates",
     "own_hosts",
     "temporary_certificates",
     "tls_in_use",
@@ -64,7 +64,7 @@ def own_hosts() -> list[str]:
     return [*first, *rest]
 
 
-def make_certificates(
+def create_certificates(
     folder: str | os.PathLike[str],
     *,
     hosts: Iterable[str] = (),
@@ -97,7 +97,7 @@ def make_certificates(
         raise SecurityError(f"valid_days must be positive: got {valid_days}")
     valid_for = timedelta(days=valid_days)
     if authority is None:
-        signer = certificates.make_authority(valid_for)
+        signer = certificates.create_authority(valid_for)
     else:
         source = Path(authority)
         signer = certificates.read_authority(
@@ -134,7 +134,7 @@ def temporary_certificates() -> TlsFiles:
             shutil.rmtree(folder, ignore_errors=True)
 
     atexit.register(remove)
-    return make_certificates(folder)
+    return create_certificates(folder)
 
 
 def check_certificates(files: TlsFiles, *, hosts: Sequence[str] = ()) -> None:
@@ -155,7 +155,7 @@ def check_certificates(files: TlsFiles, *, hosts: Sequence[str] = ()) -> None:
     if problem:
         raise SecurityError(
             f"TLS cannot be used: {problem}; make new certificates with "
-            "make_certificates, or give the right files"
+            "create_certificates, or give the right files"
         )
     if files.key.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         logger.warning("private key %s can be read by others: chmod 600", files.key)

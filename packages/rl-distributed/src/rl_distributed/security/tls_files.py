@@ -10,7 +10,7 @@ from rl_distributed.config import Config
 __all__ = ["AUTHORITY", "CERTIFICATE", "KEY", "TlsFiles"]
 
 CERTIFICATE, KEY, AUTHORITY = "node.crt", "node.key", "ca.crt"
-"""Names of the files that `make_certificates` writes."""
+"""Names of the files that `create_certificates` writes."""
 
 
 class TlsFiles(Config):
@@ -25,7 +25,7 @@ class TlsFiles(Config):
 
     @classmethod
     def in_folder(cls, folder: str | os.PathLike[str]) -> TlsFiles:
-        """Return the files that `make_certificates` has written to a folder."""
+        """Return the files that `create_certificates` has written to a folder."""
         place = Path(folder).resolve()
         return cls(
             certificate=place / CERTIFICATE,

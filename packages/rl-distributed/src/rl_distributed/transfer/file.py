@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rl_distributed.errors import TransferError
 from rl_distributed.extras import require_torch
-from rl_distributed.private_files import make_private_folder
+from rl_distributed.private_files import create_private_folder
 from rl_distributed.process.closing import close_after
 from rl_distributed.transfer.folder import (
     announce,
@@ -77,7 +77,7 @@ class FileLink:
         """Return the sending end; a folder takes one sender at a time."""
         require_torch("FileLink.sender")
         folder = Path(self.folder)
-        make_private_folder(folder)
+        create_private_folder(folder)
         return FileSender(folder, is_durable=self.keep_files)
 
     def receiver(self, index: int = 0, *, deadline_s: float = 60.0) -> FileReceiver:
@@ -85,7 +85,7 @@ class FileLink:
         require_torch("FileLink.receiver")
         folder = Path(self.folder)
         # The receiver may start before the sender.
-        make_private_folder(folder)
+        create_private_folder(folder)
         return FileReceiver(folder)
 
     def close(self) -> None:

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import numpy as np
 
 from rl_envs.agents.config import AgentConfig, FileAgentConfig
-from rl_envs.agents.functions import RunAgent, make_agent
-from rl_envs.agents.programs import ProgramOutput, make_program
+from rl_envs.agents.functions import RunAgent, build_agent
+from rl_envs.agents.programs import ProgramOutput, build_program
 from rl_envs.agents.runner import AgentRunner, Reward
 from rl_envs.agents.tasks import (
     AgentJob,
@@ -71,7 +71,7 @@ class AgentEnvironment(EnvironmentInterface[Any]):
                 "AgentEnvironment takes a config or settings by name, not both: got "
                 f"{', '.join(sorted(settings))}"
             )
-        make_agent(agent)  # so that its parameters are known to be right
+        build_agent(agent)  # so that its parameters are known to be right
         self._function = agent
         self._begin(config)
 
@@ -97,7 +97,7 @@ class AgentEnvironment(EnvironmentInterface[Any]):
         self._begin(self._config)
 
     def _run_agent(self) -> RunAgent:
-        return make_agent(self._function)
+        return build_agent(self._function)
 
     def _read_reward(self) -> Reward:
         async def read(task: AgentTask, value: Any) -> AgentReward:
@@ -220,9 +220,9 @@ class FileAgent(AgentEnvironment):
     def _run_agent(self) -> RunAgent:
         settings = self._settings
         if settings.file is None:
-            return make_program(settings.command_line)
+            return build_program(settings.command_line)
         try:
-            return make_agent(
+            return build_agent(
                 load_from_file(
                     settings.file, settings.function, kind="agent", thing="function"
                 )

@@ -17,7 +17,7 @@ from typing import Any
 from rl_envs.agents.tasks import AgentTask
 from rl_envs.errors import AgentSetupError
 
-__all__ = ["CONVERSATION_HEADER", "RunAgent", "conversation", "make_agent"]
+__all__ = ["CONVERSATION_HEADER", "RunAgent", "conversation", "build_agent"]
 
 RunAgent = Callable[[AgentTask, str, str], Awaitable[Any]]
 """Runs a task with an address and a key; returns what the agent returns."""
@@ -38,7 +38,7 @@ def conversation(client: Any, name: str) -> Any:
     return client.with_options(default_headers={CONVERSATION_HEADER: name})
 
 
-def make_agent(function: Callable[..., Any]) -> RunAgent:
+def build_agent(function: Callable[..., Any]) -> RunAgent:
     """Return how to run a function as an agent.
 
     Args:

@@ -15,7 +15,7 @@ from rl_envs.agents.functions import RunAgent
 from rl_envs.agents.tasks import AgentTask
 from rl_envs.errors import AgentError
 
-__all__ = ["ProgramOutput", "make_program"]
+__all__ = ["ProgramOutput", "build_program"]
 
 _MOST_BYTES = 1 << 20
 _TAIL = 2000
@@ -71,7 +71,7 @@ class ProgramOutput:
         return f". It wrote:\n{self.errors}" if self.errors else ""
 
 
-def make_program(command: Sequence[str]) -> RunAgent:
+def build_program(command: Sequence[str]) -> RunAgent:
     """Return how to run a program as an agent; it gives a `ProgramOutput`."""
 
     async def run(task: AgentTask, base_url: str, api_key: str) -> ProgramOutput:

@@ -23,7 +23,7 @@ from rl_envs.interfaces import (
 )
 from rl_envs.metrics import reward_metrics
 from rl_envs.rewards.call import Score
-from rl_envs.rewards.lists import RewardFns, make_reward_call
+from rl_envs.rewards.lists import RewardFns, build_reward_call
 from rl_envs.rewards.rows import RewardRows
 
 __all__ = ["FunctionalRewardWrapper", "check_reward_fn"]
@@ -123,7 +123,7 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
         deadline_s: float = 600.0,
         max_concurrency: int = 64,
     ) -> None:
-        self._call = make_reward_call(
+        self._call = build_reward_call(
             fn,
             name,
             batched=batched,
@@ -249,7 +249,7 @@ def check_reward_fn(
         RewardError: The function's parameters cannot be filled, it raises, or returns
             an invalid reward; the message names the function and the sample.
     """
-    call = make_reward_call(fn, batched=batched)
+    call = build_reward_call(fn, batched=batched)
     messages = _prompt_messages(
         sample.get("prompt", "") if prompt_messages is None else list(prompt_messages)
     )

@@ -16,7 +16,7 @@ from rl_envs.rewards.call import RewardCall, Score
 from rl_envs.rewards.rows import RewardRows
 from rl_envs.rewards.signature import RewardFn
 
-__all__ = ["RewardFns", "RewardList", "make_reward_call"]
+__all__ = ["RewardFns", "RewardList", "build_reward_call"]
 
 RewardFns: TypeAlias = (
     RewardFn | Sequence[RewardFn | tuple[RewardFn, float]] | Mapping[RewardFn, float]
@@ -128,7 +128,7 @@ def _named_parts(
     return parts
 
 
-def make_reward_call(
+def build_reward_call(
     fn: RewardFns, name: str | None = None, **settings: Any
 ) -> RewardCall | RewardList:
     """Create a callable that scores rows with one or more functions.

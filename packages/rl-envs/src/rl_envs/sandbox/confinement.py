@@ -21,7 +21,7 @@ __all__ = [
     "drop_uid",
     "end_with_parent",
     "enter_namespaces",
-    "make_file_rules",
+    "build_file_rules",
     "prctl",
     "set_command_limits",
     "set_limits",
@@ -206,7 +206,7 @@ _LANDLOCK_TCP, _LANDLOCK_SCOPES = 3, 3
 _LANDLOCK_TCP_SINCE, _LANDLOCK_SCOPES_SINCE = 4, 6
 
 
-def make_file_rules(readable: Iterable[str], writable: str | None) -> int:
+def build_file_rules(readable: Iterable[str], writable: str | None) -> int:
     """Return landlock rules that deny all but some files; TCP and signals if possible.
 
     Args:
@@ -240,7 +240,7 @@ def make_file_rules(readable: Iterable[str], writable: str | None) -> int:
 
 
 def confine_files(rules: int) -> None:
-    """Apply the rules returned by `make_file_rules`, and close them.
+    """Apply the rules returned by `build_file_rules`, and close them.
 
     Raises:
         OSError: The kernel refuses.

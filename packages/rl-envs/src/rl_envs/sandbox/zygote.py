@@ -142,7 +142,7 @@ class _Zygote:
         rules = None
         if self.level != "seccomp":
             writable = self.scratch if namespaces else None
-            rules = confinement.make_file_rules(self.readable, writable)
+            rules = confinement.build_file_rules(self.readable, writable)
         confinement.drop_uid(self.uid)
         # Changing the uid clears the death signal, so set it afterwards.
         confinement.end_with_parent(parent)

@@ -31,7 +31,7 @@ from rl_models.registry import get_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
 from rl_models.types import SamplingParams
 
-__all__ = ["FourMethodBackend", "PromptSampling", "make_generation_backend"]
+__all__ = ["FourMethodBackend", "PromptSampling", "build_generation_backend"]
 
 _logger = get_logger(__name__)
 
@@ -56,7 +56,7 @@ class _Answer(NamedTuple):
     is_cut: bool
 
 
-def make_generation_backend(name: str) -> Any:
+def build_generation_backend(name: str) -> Any:
     """Make a generation backend by name, completing one of four methods.
 
     Raises:

@@ -13,7 +13,7 @@ from rl_distributed.logs.logging import get_logger
 from rl_distributed.registrations import Registration
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import GenerationError, WeightSyncError
-from rl_models.generation.four_methods import make_generation_backend
+from rl_models.generation.four_methods import build_generation_backend
 from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.row_checks import rows_digest
 from rl_models.interfaces import (
@@ -86,7 +86,7 @@ class GenerationWorker:
         threads = self._config.get("num_threads")
         if threads is not None:
             torch.set_num_threads(threads)
-        self._backend = make_generation_backend(str(self._config["backend"]))
+        self._backend = build_generation_backend(str(self._config["backend"]))
         self._backend.setup(self._config, replica=self._replica, **self._context)
         self._place = self._context.get("place")
         rank = "" if self._place is None else f", rank {self._place.rank}"

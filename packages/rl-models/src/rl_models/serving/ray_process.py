@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import ray
 
-from rl_distributed.actor_environments import find_environment
+from rl_distributed.actor_environments import get_environment
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import DistributedError, WorkerStartError
 from rl_distributed.workers.builder import RayWorkerBuilder
@@ -38,7 +38,7 @@ _STOP_S = 15.0
 
 def engine_environment() -> Any:
     """Get the Python environment of replicas with vLLM, as its backend declares it."""
-    return find_environment(ENGINE)
+    return get_environment(ENGINE)
 
 
 class RayProcess:

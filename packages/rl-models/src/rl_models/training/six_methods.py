@@ -35,14 +35,14 @@ from rl_models.tokens.tokenizer_files import save_tokenizer
 from rl_models.training.batch_loss import BatchLoss
 from rl_models.types import LossInputType
 
-__all__ = ["SixMethodBackend", "make_training_backend"]
+__all__ = ["SixMethodBackend", "build_training_backend"]
 
 _logger = get_logger(__name__)
 
 _STATE = "state.json"
 
 
-def make_training_backend(name: str) -> Any:
+def build_training_backend(name: str) -> Any:
     """Make a training backend by name, completing one of six methods.
 
     Raises:

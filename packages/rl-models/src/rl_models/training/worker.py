@@ -19,7 +19,7 @@ from rl_models.interfaces import (
 )
 from rl_models.registry import adopt_training_backends
 from rl_models.training.process_group import Ranks
-from rl_models.training.six_methods import make_training_backend
+from rl_models.training.six_methods import build_training_backend
 from rl_models.training.worker_sampler import WorkerSampler
 from rl_models.types import (
     GENERATION_INPUT,
@@ -93,7 +93,7 @@ class TrainingWorker:
             # Dropped before the next one is made, so that both need not fit in memory.
             self._backend = None
             self._config, self._arguments = config, arguments
-        self._backend = make_training_backend(str(self._config["backend"]))
+        self._backend = build_training_backend(str(self._config["backend"]))
         self._backend.setup(self._config, **self._arguments)
         # A new sender, because the tensors of the next model are others.
         is_first = Ranks.from_environment().is_first

@@ -123,7 +123,7 @@ class WorkerSampler:
         Returns:
             The continued rows, and the token that pads them.
         """
-        backend = self._backend or self._make_backend()
+        backend = self._backend or self._build_backend()
         if self._is_stale:
             backend.load_weights(self._weights(backend), version)
             # Only once it has weights: a backend that failed to load is made again.
@@ -152,7 +152,7 @@ class WorkerSampler:
             return iter(())
         return self._trainer.export_weights(backend.config.precision)
 
-    def _make_backend(self) -> Any:
+    def _build_backend(self) -> Any:
         config = PolicyConfig.from_dict(self._config)
         sampling = sampling_config(config)
         # Made on the first call, so that workers that only train start without it.

@@ -25,7 +25,7 @@ from torch import Tensor
 from rl_algorithms.rollout.branches import Branch
 from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
 from rl_algorithms.trainers.ahead.jobs import FinishedAnswer
-from rl_distributed.private_files import make_private_folder, write_private_text
+from rl_distributed.private_files import create_private_folder, write_private_text
 from rl_envs.outcomes import ConversationOutcome
 
 __all__ = ["read_answers", "write_answers"]
@@ -60,7 +60,7 @@ def write_answers(checkpoint: Path, answers: Mapping[int, FinishedAnswer]) -> se
         trees[rows] = {name: getattr(answer, name) for name in _NAMES} | {"row": tree}
     if trees:
         folder = checkpoint / _FOLDER
-        make_private_folder(folder)
+        create_private_folder(folder)
         text = json.dumps({"format": _FORMAT, "answers": trees})
         write_private_text(folder / _TREES, text)
         save_file(tensors.joined(), folder / _TENSORS)

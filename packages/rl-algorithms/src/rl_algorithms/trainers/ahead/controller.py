@@ -16,7 +16,7 @@ from rl_algorithms.asynchronous.events import Event, Tick, WorkerReady
 from rl_algorithms.asynchronous.schedule import Schedule
 from rl_algorithms.asynchronous.workers import Worker
 from rl_distributed.errors import DeadlineExceededError
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 
 __all__ = ["Controller"]
 
@@ -63,7 +63,7 @@ class Controller:
             state: State that the schedule was resumed from, for the log.
         """
         if self._log_path is not None:
-            make_private_folder(self._log_path.parent)
+            create_private_folder(self._log_path.parent)
             # A run that was resumed from an earlier step writes this log once more, and
             # two runs in one log could not be replayed.
             self._log_path.unlink(missing_ok=True)

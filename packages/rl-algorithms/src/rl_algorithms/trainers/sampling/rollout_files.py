@@ -20,7 +20,7 @@ from typing import Any
 from rl_distributed.checkpoint.storage import write_bytes_durably
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics.sinks.jsonl import json_line
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 
 __all__ = ["ROLLOUTS", "RolloutFiles", "rollout_parts"]
 
@@ -100,12 +100,12 @@ class RolloutFiles:
         parts = rollout_parts(self._run_dir)
         if parts and parts[-1].stat().st_size < self._part_bytes:
             return parts[-1]
-        make_private_folder(self._run_dir / ROLLOUTS)
-        self._make_room(parts)
+        create_private_folder(self._run_dir / ROLLOUTS)
+        self._free_space(parts)
         number = _number(parts[-1]) + 1 if parts else 0
         return self._run_dir / ROLLOUTS / f"part-{number:05d}.jsonl"
 
-    def _make_room(self, parts: list[Path]) -> None:
+    def _free_space(self, parts: list[Path]) -> None:
         sizes = {path: path.stat().st_size for path in parts}
         while sum(sizes.values()) + self._part_bytes > self._max_bytes:
             # The first part shows how the run began, and the last one is appended to.

@@ -13,7 +13,7 @@ from rl_distributed.checkpoint.storage import write_bytes_durably
 from rl_distributed.config import Config
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.plain import plain_tree
-from rl_distributed.private_files import make_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, private_opener
 
 __all__ = ["JsonlSink", "JsonlSinkConfig", "json_line", "read_metrics", "read_records"]
 
@@ -62,7 +62,7 @@ class JsonlSink:
 
     def __init__(self, log_dir: Path, config: JsonlSinkConfig | None = None) -> None:
         config = config or JsonlSinkConfig()
-        make_private_folder(log_dir)
+        create_private_folder(log_dir)
         self.path = log_dir / config.filename
         self._plots = log_dir / config.plots
         self._file = _open_for_append(self.path)
@@ -94,7 +94,7 @@ class JsonlSink:
         # Slashes would create folders, and `..` could lead out of this one.
         plain = re.sub(r"[^\w.-]+", "-", name)
         path = self._plots / f"{plain}-{step}.png"
-        make_private_folder(path.parent)
+        create_private_folder(path.parent)
         figure.savefig(path, format="png")
         shown = path.relative_to(self.path.parent).as_posix()
         self._write({"step": step, "plots": {name: shown}})

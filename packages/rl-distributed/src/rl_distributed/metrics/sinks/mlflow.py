@@ -20,7 +20,7 @@ from rl_distributed.metrics.sinks.plain import (
     plain_tree,
     valid_text,
 )
-from rl_distributed.private_files import make_private_folder
+from rl_distributed.private_files import create_private_folder
 
 __all__ = ["MlflowSink", "MlflowSinkConfig"]
 
@@ -70,7 +70,7 @@ class MlflowSink:
     def __init__(self, log_dir: Path, config: MlflowSinkConfig | None = None) -> None:
         config = config or MlflowSinkConfig()
         self._engine = import_engine("mlflow", "mlflow", "mlflow-skinny")
-        make_private_folder(log_dir)
+        create_private_folder(log_dir)
         _limit_requests(config.request_deadline_s)
         uri = config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         if uri is None:
@@ -79,10 +79,10 @@ class MlflowSink:
             # A folder is the one store that needs no database package.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         self._client = self._engine.MlflowClient(tracking_uri=uri)
-        self.run_id = self._find_or_make_run(log_dir / _ID_FILE, config)
+        self.run_id = self._find_or_create_run(log_dir / _ID_FILE, config)
         self._done: dict[str, int] = {}
 
-    def _find_or_make_run(self, path: Path, config: MlflowSinkConfig) -> str:
+    def _find_or_create_run(self, path: Path, config: MlflowSinkConfig) -> str:
         running = self._engine.entities.RunStatus.to_string(1)
         if path.is_file() and (known := path.read_text(encoding="ascii").strip()):
             # A closed run counts as finished until it is reopened.

@@ -20,7 +20,7 @@ from rl_distributed.errors import MissingExtraError
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sink import Cell
 from rl_distributed.metrics.sinks.plain import grouped, plain_tree, valid_text
-from rl_distributed.private_files import make_private_folder
+from rl_distributed.private_files import create_private_folder
 
 __all__ = ["TrackioSink", "TrackioSinkConfig"]
 
@@ -66,7 +66,7 @@ class TrackioSink:
     def __init__(self, log_dir: Path, config: TrackioSinkConfig | None = None) -> None:
         config = config or TrackioSinkConfig()
         self._trackio = _import_trackio()
-        make_private_folder(log_dir)
+        create_private_folder(log_dir)
         path = log_dir / _NAME_FILE
         known = path.read_text(encoding="utf-8").strip() if path.is_file() else None
         # It prints its address, and standard output may be read by a program.

@@ -20,7 +20,7 @@ from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sink import Cell
 from rl_distributed.metrics.sinks.engine import import_engine
 from rl_distributed.metrics.sinks.plain import grouped, plain_tree, valid_text
-from rl_distributed.private_files import make_private_folder
+from rl_distributed.private_files import create_private_folder
 
 __all__ = ["WandbSink", "WandbSinkConfig"]
 
@@ -70,7 +70,7 @@ class WandbSink:
     def __init__(self, log_dir: Path, config: WandbSinkConfig | None = None) -> None:
         config = config or WandbSinkConfig()
         self._wandb = import_engine("wandb", "wandb", "wandb")
-        make_private_folder(log_dir)
+        create_private_folder(log_dir)
         errors = self._wandb.errors
         try:
             self._run = self._start(log_dir, config)

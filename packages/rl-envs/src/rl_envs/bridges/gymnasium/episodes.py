@@ -107,20 +107,20 @@ def _make(spec: GymSpec) -> Any:
             f"environment {spec.env_id!r} has no render mode 'ansi', so it cannot be "
             "shown as a drawing: use show='values'"
         )
-    return _make_env(spec.env_id, spec.settings_json, drawn=drawn)
+    return _build_env(spec.env_id, spec.settings_json, drawn=drawn)
 
 
 @functools.lru_cache(maxsize=256)
 def _draws_text(env_id: str, settings_json: str) -> bool:
     # The render mode is an argument of `make`, so it must be known before.
-    env = _make_env(env_id, settings_json, drawn=False)
+    env = _build_env(env_id, settings_json, drawn=False)
     try:
         return "ansi" in (env.metadata.get("render_modes") or ())
     finally:
         env.close()
 
 
-def _make_env(env_id: str, settings_json: str, *, drawn: bool) -> Any:
+def _build_env(env_id: str, settings_json: str, *, drawn: bool) -> Any:
     gymnasium = _import_gymnasium()
     settings: dict[str, Any] = json.loads(settings_json)
     if drawn:

@@ -6,7 +6,7 @@ import copy
 import hashlib
 from typing import Any
 
-from rl_envs.bridges.textarena.games import GameSpec, Luck, make_game
+from rl_envs.bridges.textarena.games import GameSpec, Luck, build_game
 from rl_envs.errors import TaskError
 
 __all__ = ["Match"]
@@ -27,10 +27,10 @@ class Match:
         self._luck = Luck(spec.seed)
         with self._luck.drawn():
             # The first import draws from the generators, too.
-            make_game(spec)
+            build_game(spec)
         self._luck = Luck(spec.seed)
         with self._luck.drawn():
-            self._game = make_game(spec)
+            self._game = build_game(spec)
             self.num_players = _reset(self._game, spec)
         self._base = self._game
         while hasattr(self._base, "is_wrapped_with"):

@@ -19,7 +19,7 @@ from rl_distributed.errors import MissingExtraError
 from rl_distributed.suggestion import did_you_mean
 from rl_envs.errors import TaskError
 
-__all__ = ["GameSpec", "Luck", "make_game"]
+__all__ = ["GameSpec", "Luck", "build_game"]
 
 # These ask a hosted model in the middle of a game, so that they are not a function of
 # seed and actions, and send text of the policy away.
@@ -67,7 +67,7 @@ class Luck:
                 self._state = random.getstate(), np.random.get_state()
 
 
-def make_game(spec: GameSpec) -> Any:
+def build_game(spec: GameSpec) -> Any:
     """Return a game that is not yet reset.
 
     Raises:

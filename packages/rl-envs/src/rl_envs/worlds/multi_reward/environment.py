@@ -33,8 +33,8 @@ from rl_envs.registry import register_env
 from rl_envs.worlds.multi_reward.reward_parts import (
     MultiRewardConfig,
     RewardPart,
+    build_parts,
     checked_parts,
-    make_parts,
     named_error,
 )
 
@@ -85,7 +85,7 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
                 config = MultiRewardConfig.from_dict(
                     dict(config or {}), source="environment 'multi_reward'"
                 )
-            parts = make_parts(config)
+            parts = build_parts(config)
         self._parts = checked_parts(parts)
         self._lead, self._others = self._parts[0], self._parts[1:]
 

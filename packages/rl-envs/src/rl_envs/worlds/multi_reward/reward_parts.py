@@ -22,7 +22,7 @@ __all__ = [
     "RewardPart",
     "RewardPartConfig",
     "checked_parts",
-    "make_parts",
+    "build_parts",
     "named_error",
 ]
 
@@ -73,7 +73,7 @@ class RewardPart:
         }
 
 
-def make_parts(config: MultiRewardConfig) -> list[RewardPart]:
+def build_parts(config: MultiRewardConfig) -> list[RewardPart]:
     """Create the environments of all parts; if one fails, shut down the others.
 
     Raises:

@@ -34,14 +34,14 @@ from rl_models.ops.packed_attention import packed_model_inputs
 __all__ = [
     "ModuleDecoder",
     "OwnCacheDecoder",
-    "make_decoder",
+    "build_decoder",
 ]
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
 
-def make_decoder(model: Any) -> Decoder:
+def build_decoder(model: Any) -> Decoder:
     """Return the fastest decoder that calls the model's own forward method.
 
     Args:

@@ -94,12 +94,12 @@ class FusedDecoder:
         self.heads = int(model.config.num_attention_heads)
         self.kv_heads = int(model.config.num_key_value_heads)
         self.head_size = int(model.model.layers[0].self_attn.head_dim)
-        self.layers = [self._make_layer(layer) for layer in model.model.layers]
+        self.layers = [self._build_layer(layer) for layer in model.model.layers]
         self._rotations = torch.empty(0, dtype=torch.complex64, device=model.device)
         self.refresh()
 
     @staticmethod
-    def _make_layer(layer: Any) -> _Layer:
+    def _build_layer(layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         inputs = [attention.q_proj, attention.k_proj, attention.v_proj]
         rows = sum(linear.out_features for linear in inputs)

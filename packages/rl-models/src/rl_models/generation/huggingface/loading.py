@@ -64,12 +64,12 @@ def load_for_sampling(
         config = plain.config
         return LoadedModel(plain, FusedDecoder(plain), config, config.context_length)
     # Imported only if needed: transformers' model code takes seconds.
-    from rl_models.generation.huggingface.decoders import make_decoder  # noqa: PLC0415
+    from rl_models.generation.huggingface.decoders import build_decoder  # noqa: PLC0415
     from rl_models.ops.causal_lm import load_causal_lm  # noqa: PLC0415
 
     model = load_causal_lm(model_name, precision, overrides)
     model.eval().requires_grad_(False).to(device)
     may_fuse = fused and FusedDecoder.supports(model)
-    decoder = FusedDecoder(model) if may_fuse else make_decoder(model)
+    decoder = FusedDecoder(model) if may_fuse else build_decoder(model)
     length = context_length(model.config)
     return LoadedModel(model, decoder, model.generation_config, length)

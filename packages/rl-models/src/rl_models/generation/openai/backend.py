@@ -23,7 +23,7 @@ from rl_models.generation.openai.connection import (
     ServerLostError,
     gather_all,
 )
-from rl_models.generation.openai.dialects import Dialect, Row, make_dialect
+from rl_models.generation.openai.dialects import Dialect, Row, build_dialect
 from rl_models.generation.openai.model_folders import ModelFolders
 from rl_models.generation.openai.traits import Traits
 from rl_models.generation.rows import check_rows, stop_strings_of
@@ -101,7 +101,7 @@ class OpenAIGenerationBackend(Traits):
             settings.weights_folder, model_name, tokenizer_name, hf_config_overrides
         )
         model = self._run(self._model_of_all)
-        self._dialect: Dialect = make_dialect(
+        self._dialect: Dialect = build_dialect(
             settings.server,
             model,
             self.config.stop_token_ids,

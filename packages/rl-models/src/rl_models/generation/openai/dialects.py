@@ -23,7 +23,7 @@ from rl_models.generation.completions import Completion
 from rl_models.generation.openai.connection import Connection, NoSuchRouteError
 from rl_models.types import SamplingParams
 
-__all__ = ["Dialect", "Row", "make_dialect"]
+__all__ = ["Dialect", "Row", "build_dialect"]
 
 _COMPLETIONS = "/v1/completions"
 # vLLM keeps seeds in signed integers of 64 bits, and reads -1 as none.
@@ -241,7 +241,7 @@ class _Sglang(Dialect):
 _DIALECTS: Mapping[str, type[Dialect]] = {"rl": _Rl, "vllm": _Vllm, "sglang": _Sglang}
 
 
-def make_dialect(
+def build_dialect(
     server: str,
     model: str,
     stop_token_ids: Sequence[int] | None,

@@ -31,9 +31,9 @@ from rl_models.generation.vllm.engine_args import (
     engine_args,
     engine_variables,
 )
-from rl_models.generation.vllm.engines import make_engine
+from rl_models.generation.vllm.engines import build_engine
 from rl_models.generation.vllm.model_shards import check_shards
-from rl_models.generation.vllm.requests import make_completion, make_requests
+from rl_models.generation.vllm.requests import build_completion, build_requests
 from rl_models.lora_config import LoRAConfig
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
@@ -203,7 +203,7 @@ class VllmGenerationBackend(GenerationTraits):
     def _build(self, arguments: dict[str, Any], place: ReplicaRank | None) -> Engine:
         engine = self.config.vllm
         try:
-            return make_engine(
+            return build_engine(
                 arguments,
                 is_async=engine.async_engine,
                 place=place,
@@ -262,7 +262,7 @@ class VllmGenerationBackend(GenerationTraits):
         if seeds is None:
             seeds = derive_seeds(self.config.seed, self._num_calls, len(lengths))
         self._num_calls += 1
-        requests = make_requests(
+        requests = build_requests(
             input_ids,
             lengths,
             seeds,
@@ -277,7 +277,7 @@ class VllmGenerationBackend(GenerationTraits):
         # come while rows are in an `AsyncLLM`.
         version = self.weight_version
         completions: list[Completion] = [
-            make_completion(output, row, version)
+            build_completion(output, row, version)
             for row, output in enumerate(self.engine.sample(requests))
         ]
         return join_rows(input_ids, lengths, completions, self.pad_token_id)

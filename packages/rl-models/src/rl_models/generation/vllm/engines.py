@@ -16,10 +16,10 @@ from rl_models.generation.replica_rank import ReplicaRank
 from rl_models.generation.vllm.engine import Engine
 from rl_models.generation.vllm.sync_engine import SyncEngine
 
-__all__ = ["make_engine"]
+__all__ = ["build_engine"]
 
 
-def make_engine(
+def build_engine(
     arguments: dict[str, Any],
     *,
     is_async: bool,

@@ -15,7 +15,7 @@ from rl_models.errors import GenerationError
 from rl_models.generation.completions import Completion
 from rl_models.types import SamplingParams
 
-__all__ = ["RowRequest", "make_completion", "make_requests"]
+__all__ = ["RowRequest", "build_completion", "build_requests"]
 
 IntArray = npt.NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class RowRequest:
     """`vllm.SamplingParams`."""
 
 
-def make_requests(
+def build_requests(
     input_ids: torch.Tensor,
     lengths: IntArray,
     seeds: torch.Tensor,
@@ -85,7 +85,7 @@ def make_requests(
     return requests
 
 
-def make_completion(output: Any, row: int, version: int) -> Completion:
+def build_completion(output: Any, row: int, version: int) -> Completion:
     """Check vLLM's output for a row and convert it.
 
     Args:

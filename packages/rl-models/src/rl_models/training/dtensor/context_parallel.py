@@ -233,12 +233,12 @@ def _told(module: Any, inner: str, heads_per_key: int | None) -> Iterator[None]:
 def _whole_mask(inner: str) -> Callable[..., Any]:
     make = ALL_MASK_ATTENTION_FUNCTIONS[inner]
 
-    def make_whole(*, q_length: int, kv_length: int, **kwargs: Any) -> Any:
+    def build_whole_mask(*, q_length: int, kv_length: int, **kwargs: Any) -> Any:
         # The model sees a part of the tokens but a padding mask of all of them, so
         # `q_length` is too short.
         return make(q_length=kv_length, kv_length=kv_length, **kwargs)
 
-    return make_whole
+    return build_whole_mask
 
 
 def check_context_layer(
