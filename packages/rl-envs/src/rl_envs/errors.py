@@ -1,7 +1,7 @@
 """Exceptions of rl-envs.
 
 ```
-EnvsError                     (a rl_distributed.DistributedError)  root of all of them
+EnvsError                     (a DistributedError)  root of all of them
 ├── RewardError               UserError, ValueError   a reward function is wrong
 │   ├── RewardSignatureError  TypeError     its parameters cannot be filled
 │   ├── RewardCallError       RuntimeError  it raised, or did not finish in time

@@ -1,7 +1,7 @@
 """Exceptions of rl-models.
 
 ```
-ModelsError                 a rl_distributed.DistributedError; root of them all
+ModelsError                 a DistributedError; root of them all
 ├── ModelLoadError          UserError, OSError    a model that cannot be read
 ├── UnsupportedModelError   UserError, TypeError  a model that cannot do what was asked
 ├── ContextLengthError      BatchError            a sequence longer than the context
