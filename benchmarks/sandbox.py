@@ -3,7 +3,7 @@
 Prints one JSON line with the time until a pool is ready, and one per way of running
 small Python programs: with the full stack of the level that is reached here, and
 without the network namespace. They take turns, round by round. The peer is an
-interpreter started anew for each program, without any confinement. `load` is the load
+interpreter started for each program, without any confinement. `load` is the load
 average of the last minute, before and after: figures of a busy machine say little.
 """
 

@@ -1,8 +1,8 @@
 """A run that was killed goes on as if nothing had happened, whatever the algorithm.
 
-What SIGKILL leaves is the run folder of that moment. So one run is made undisturbed,
-its folder is copied in the midst of a step, and the copy is resumed; which saves the
-time of a further process. `resume_check.py` kills real processes, many times.
+SIGKILL leaves the run folder as it is at that moment. So one run is left undisturbed,
+its folder is copied during a step, and the copy is resumed, which saves the time of
+another process. `resume_check.py` kills real processes, many times.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fill `wheelhouse/` from the pinned list, or make the list and `uv.lock` anew.
+"""Fill `wheelhouse/` from the pinned list, or write the list and `uv.lock` again.
 
     python tools/wheelhouse.py fill     download what requirements/wheelhouse.txt pins
     python tools/wheelhouse.py lock     resolve again, pin, download, write uv.lock

@@ -42,7 +42,7 @@ WAIT_S = 60
 def test_nothing_is_lost_doubled_or_swapped(
     max_items: int, producers: list[list[int]], consumers: list[int]
 ) -> None:
-    """Producers put lists of the given sizes; consumers ask for so many at a time."""
+    """Producers put lists of the given sizes; consumers ask for some at a time."""
     host = QueueHost(max_items, len(producers), redeliver=False)
     taken: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
 

@@ -30,7 +30,7 @@ COUNTER = "rl_distributed_sample_workers.Counter"
 RENDEZVOUS = "rl_distributed_sample_collectives.Rendezvous"
 PLACE = ["RANK", "LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
 LIMIT_S = 4.0
-# Workers may be started anew in it, on a busy machine.
+# Long enough for a busy machine to restart workers.
 PATIENCE_S = 120.0
 
 

@@ -17,7 +17,7 @@ TEXTS = ("123456", "98")
 
 
 def pieces_of(*, num_read_before_the_end: int, stop: str | None) -> list[list[dict]]:
-    """The events of each answer, where the end comes after so many were read."""
+    """The events of each answer, where the end comes after some were read."""
     tokenizer = build_tokenizer(TokenizerBuildConfig())
     fields: dict[str, Any] = {"prompt": "1", "n": 2, "stream": True, "stop": stop}
     request = OpenAIRequest.read(COMPLETIONS, fields, tokenizer, 64)

@@ -311,7 +311,7 @@ def test_a_stream_that_breaks_ends_with_an_error(behaviour: Any) -> None:
             setup.replicas[0].behaviour = behaviour
             setup.replicas[0].gate.set()
             first, last = await setup.events()
-            # The half event is not shown, and the answer does not begin anew.
+            # The half event is not shown, and the answer does not start over.
             assert first == {"n": 0}
             assert last["error"]["code"] == "replica_lost"
             assert setup.replicas[1].bodies == []

@@ -112,7 +112,7 @@ def test_steps_pauses_and_rest_are_no_stall(progress, clock):
             assert not watch.look(1.0)
         with progress.paused():
             assert not any(watch.look(1.0) for _ in range(10))
-        # What was paused begins anew.
+        # After a pause the count starts over.
         assert not watch.look(1.0)
         assert not watch.look(1.0)
     assert not any(watch.look(1.0) for _ in range(10))

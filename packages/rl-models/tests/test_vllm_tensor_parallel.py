@@ -134,7 +134,7 @@ def test_the_same_processes_take_another_model(policy, vllm_folder):
 
 
 def wait_for_tokens(policy, count):
-    """Until the leader has so many tokens of some row."""
+    """Wait until the leader has that number of tokens of some row."""
 
     def tokens(host):
         processor = host._worker._backend.engine._llm.output_processor

@@ -56,7 +56,7 @@ def _save(folder, config_class, **settings):
 
 @pytest.fixture(scope="module")
 def deep_model(tmp_path_factory):
-    """A model of so many layers that one of them is little of it; weights tied."""
+    """A model of many layers, so that one of them is a small part; weights tied."""
     folder = tmp_path_factory.mktemp("deep") / "model"
     return _save(
         folder, Qwen2Config, num_hidden_layers=NUM_LAYERS, tie_word_embeddings=True

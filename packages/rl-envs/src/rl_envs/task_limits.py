@@ -41,11 +41,6 @@ class TaskLimits(Config):
         own = {name: value for name, value in self if value is not None}
         return others.model_copy(update=own)
 
-    @property
-    def bounds_conversation(self) -> bool:
-        """Whether any of them ends a conversation."""
-        return not (self.turns is None and self.tokens is None and self.seconds is None)
-
 
 _NAMES = ", ".join(TaskLimits.model_fields)
 

@@ -141,6 +141,7 @@ def _state_of(folder: Path) -> Path:
     if (folder / CHECKPOINTS).is_dir():
         manager = CheckpointManager(CheckpointingConfig(), folder / CHECKPOINTS)
         folder = manager.get_latest_checkpoint_path() or folder
+    # The state itself, or the checkpoint around it.
     for state in (folder, folder / "policy" / "optimizer"):
         if (state / "state.json").is_file():
             return state

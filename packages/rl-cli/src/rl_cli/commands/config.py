@@ -145,6 +145,7 @@ def import_recipe(file: Path, output: Path | None) -> None:
     from rl_cli.run_folder import to_yaml  # noqa: PLC0415
     from rl_distributed.errors import ConfigError  # noqa: PLC0415
 
+    # Before the import, which reads and checks the whole recipe.
     if output is not None and output.exists():
         raise ConfigError(f"{output} already exists; name another file, or delete it")
     imported = import_recipe(file)
@@ -153,6 +154,7 @@ def import_recipe(file: Path, output: Path | None) -> None:
     head = "dropped, or different here:"
     if output is None:
         Terminal().raw(text.rstrip())
+        # To standard error: standard output is the run file, and may be redirected.
         click.echo("\n".join([head, *(f"  {line}" for line in lines)]), err=True)
         return
     comments = "".join(f"#   {line}\n" for line in lines)
@@ -185,6 +187,7 @@ def migrate(ctx: click.Context, script: Path, write: bool) -> None:
     if result.before == result.after:
         terminal.raw(f"{script}: no import to rewrite")
     elif write:
+        # As bytes: text mode would translate the line ends of the user's file.
         script.write_bytes(result.after.encode())
         terminal.raw(f"rewrote the imports of {script}")
     else:
@@ -224,6 +227,7 @@ def explain(names: tuple[str, ...], as_json: bool) -> None:
         terminal.raw(json.dumps([entry.to_dict() for entry in entries]))
         return
     owners = {owner for entry in entries for owner in entry.owners}
+    # Of no use where all keys belong to the one algorithm that was named.
     with_owners = len(owners) > 1 or names[0] not in owners
     terminal.result(Explained(entries, with_owners=with_owners))
 

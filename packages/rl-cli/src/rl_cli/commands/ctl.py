@@ -15,6 +15,7 @@ from rl_cli.options import Number
 if TYPE_CHECKING:
     from rl_algorithms.trainers.run.control_requests import ControlAction
 
+# Long, as a run looks for requests between its steps only.
 _DEADLINE_S, _ANSWER_S = 600.0, 10.0
 
 
@@ -157,6 +158,7 @@ def set_keys(
     )
     from rl_distributed.access.client import is_address  # noqa: PLC0415
 
+    # Before a run is asked: a typo is then refused at once.
     values = _values(changes)
     with _naming_the_option():
         if is_address(run):
@@ -253,6 +255,7 @@ def _naming_the_option() -> Iterator[None]:
 
     try:
         yield
+    # The library does not know that its deadline came from an option.
     except DeadlineExceededError as error:
         error.add_note("On the command line, set it with --timeout SECONDS.")
         raise

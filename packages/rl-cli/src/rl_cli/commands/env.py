@@ -84,6 +84,7 @@ def list_(as_json: bool) -> None:
 
     store = EnvironmentStore()
     declared = [_row(name, store) for name in declared_names()]
+    # By key: a stored environment does not know which names declare it.
     known = {row.key for row in declared}
     others = [
         Row(
@@ -127,6 +128,7 @@ def build(names: tuple[str, ...], as_json: bool) -> None:
     rows = []
     for name in names or declared_names():
         terminal.note(f"{name} ...")
+        # `recheck`: an environment that exists may have been damaged since its check.
         prepared = get_environment(name).prepare(store.root, recheck=True)
         seconds = prepared.build_s + prepared.preflight_s
         terminal.note(f"{name} is ready ({seconds:.1f} s)")
@@ -157,6 +159,7 @@ def check(names: tuple[str, ...], imports: tuple[str, ...], as_json: bool) -> in
     store = EnvironmentStore()
     rows = [_checked(name, imports, store) for name in names or declared_names()]
     if not names:
+        # Nobody asked for these by name, and no command needs all extras built.
         rows = [row for row in rows if row.state != "absent"]
     _show(rows, "Checked environments", as_json)
     return 0 if all(row.state == "fits" for row in rows) else 1

@@ -83,6 +83,7 @@ def create(
     from rl_distributed.access.rate_limit import RateLimit  # noqa: PLC0415
     from rl_distributed.access.roles import role_named  # noqa: PLC0415
 
+    # Checked here also for --url: a typo is refused without a request.
     lifetime = None if expires is None else parse_lifetime(expires)
     limit = None if rate is None else RateLimit.parse(rate)
     client = _client(url, path)
@@ -100,6 +101,8 @@ def create(
     if as_json:
         terminal.raw(json.dumps({**shown, "key": key}))
         return
+    # Alone on standard output, so that a script can capture it; the note goes to
+    # standard error.
     terminal.raw(key)
     terminal.note(
         f"This is the only time that the key is shown. Its id is {shown['id']}; rl "

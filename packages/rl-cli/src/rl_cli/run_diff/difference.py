@@ -48,10 +48,13 @@ class Rules:
 
     def same(self, first: Any, second: Any) -> bool:
         """Return whether two JSON values are the same, numbers within the tolerance."""
+        # Types as well: `True == 1` in Python, but not in JSON.
         if not (_is_number(first) and _is_number(second)):
             return bool(type(first) is type(second) and first == second)
+        # Two runs that diverged alike are the same, though NaN differs from itself.
         if first == second or (math.isnan(first) and math.isnan(second)):
             return True
+        # Not below 1: losses and advantages near 0 would differ by any rounding.
         scale = max(1.0, abs(first), abs(second))
         return bool(
             math.isfinite(scale) and abs(first - second) <= self.tolerance * scale

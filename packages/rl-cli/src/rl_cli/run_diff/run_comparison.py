@@ -47,6 +47,7 @@ class Comparison:
         ]
         if not found:
             return None
+        # By the numbers only: parts and differences have no order.
         *_, part, difference = min(found, key=lambda each: each[:3])
         return part, difference
 
@@ -100,6 +101,7 @@ def _parts(
             stage.result or run.state == "finished"
             for run, stage in zip(runs, pair, strict=True)
         )
+        # Otherwise one log is longer, because one run went further.
         alike = ended and pair[0].num_steps == pair[1].num_steps
         if "events" not in skipped:
             yield compare_events(pair, ended=alike)
@@ -116,6 +118,7 @@ def _parts(
 
 def _pairs(first: ReadRun, second: ReadRun) -> list[StagePair]:
     """Return the stages that both have; a run without stages is paired as a whole."""
+    # Also of different names: a recipe of one stage against a run without stages.
     if len(first.stages) == len(second.stages) == 1:
         return [(first.stages[0], second.stages[0])]
     others = {stage.name: stage for stage in second.stages}

@@ -55,6 +55,7 @@ def compare_data(runs: tuple[ReadRun, ReadRun], *, whole: bool) -> Part:
             only needs to be the beginning of the longer one.
     """
     found = [
+        # Once each: a resumed run logs its data again.
         list(dict.fromkeys(without_root(line, run) for line in run.logs.data))
         for run in runs
     ]

@@ -71,7 +71,7 @@ class AccessKey:
         """Make a key.
 
         Args:
-            name: Who or what will have it.
+            name: Name of the person or program that receives it.
             role: What it may.
             lifetime: How long it is good for; None: until it is revoked.
             rate: Requests per time; None: unlimited.
@@ -110,6 +110,7 @@ class AccessKey:
         try:
             bytes.fromhex(key.salt), bytes.fromhex(key.digest)
             for moment in (key.expires, key.revoked):
+                # `state` compares it with an aware time; a naive one would raise there.
                 if moment is not None and datetime.fromisoformat(moment).tzinfo is None:
                     raise ValueError("a time without its zone")
         except ValueError as error:
@@ -137,6 +138,7 @@ class AccessKey:
         Args:
             now: The time to compare with; None: the present.
         """
+        # First: a key that was revoked stays so after it would have expired.
         if self.revoked is not None:
             return "revoked"
         now = now or datetime.now(UTC)
@@ -185,6 +187,7 @@ def parse_lifetime(text: str) -> timedelta:
 
 
 def _digest(secret: str, salt: bytes) -> bytes:
+    # A header may hold bytes that are no UTF-8; these must match no key, not raise.
     data = secret.encode("utf-8", "surrogateescape")
     return hashlib.blake2b(
         data, digest_size=32, salt=salt, person=b"rl access key"

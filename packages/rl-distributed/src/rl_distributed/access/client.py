@@ -31,7 +31,9 @@ __all__ = ["AUTHORITY_VARIABLE", "KEY_VARIABLE", "ListenerClient", "is_address"]
 
 KEY_VARIABLE, AUTHORITY_VARIABLE = "RL_KEY", "RL_CA_FILE"
 """Name the key, and the file of the certificate that is trusted."""
+# Bounds the memory that an answer from a wrong address can take.
 _LARGEST = 16 << 20
+# Apart from the deadline of an answer: a listener that is there accepts at once.
 _CONNECT_S = 10.0
 
 
@@ -72,6 +74,7 @@ class ListenerClient:
                 "and give an address that begins with https"
             )
         self._key = key or os.environ.get(KEY_VARIABLE, "")
+        # http.client refuses other characters in a header, and its error shows the key.
         if not self._key or not self._key.isascii() or not self._key.isprintable():
             raise SecurityError(
                 f"a key is needed for {url}: set {KEY_VARIABLE} to the one that rl "
@@ -123,6 +126,7 @@ class ListenerClient:
             raise DeadlineExceededError(
                 f"{self._url} did not answer within {deadline_s:g} s"
             ) from None
+        # Before OSError, of which it is a subclass.
         except ssl.SSLCertVerificationError as error:
             raise SecurityError(
                 f"the certificate of {self._url} is not trusted "
@@ -160,6 +164,7 @@ class ListenerClient:
             ) from None
         if status in (401, 403, 429):
             raise SecurityError(f"{self._url} refuses: {message}")
+        # The run's own deadline, and not that of this connection.
         if status == 504:
             raise DeadlineExceededError(message)
         raise ConfigError(f"{self._url}: {message}")

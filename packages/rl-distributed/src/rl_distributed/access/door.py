@@ -180,6 +180,8 @@ class Door:
                 caller, key = self._identify(request, needs)
                 self._check_caller(request, caller, key, needs)
         except Refusal as refusal:
+            # Logged with the key's name only where the secret fits; otherwise anybody
+            # could put refusals down to another's key, whose id is no secret.
             known = key or self._known_key(request)
             shown = f"{known.id} {known.name}" if known else ""
             self.counts.refused(refusal.reason, request.what, request.client, shown)
@@ -221,6 +223,7 @@ class Door:
         """
         parts = split_key(text)
         if parts is None:
+            # Fixed keys have any form, so without a file none is malformed.
             reason = "key_malformed" if self.key_file is not None else "key_unknown"
             raise Refusal(401, reason, "The key is not one of this listener's.")
         key = None if self.key_file is None else self.key_file.find(parts[0])
@@ -255,6 +258,7 @@ class Door:
         if key is not None and key.rate is not None:
             self._check_rate(key, RateLimit.parse(key.rate))
         if self._replay is not None and needs in _CHANGING:
+            # Per key, so that the numbers of one client cannot use up those of another.
             whose = caller.key_id or caller.name
             problem = self._replay.problem(whose, request.nonce, request.time)
             if problem is not None:
@@ -263,6 +267,7 @@ class Door:
 
     def _check_rate(self, key: AccessKey, limit: RateLimit) -> None:
         bucket = self._buckets.get(key.id)
+        # The rate of a key may change in its file while the listener runs.
         if bucket is None or bucket.limit != limit:
             bucket = self._buckets[key.id] = TokenBucket(limit)
         wait_s = bucket.take()

@@ -240,7 +240,7 @@ def http_logger(door: Door) -> logging.Logger:
     """
     logger = logging.Logger(f"{__name__}.{door.counts.listener}")
     logger.parent = _logger
-    # aiohttp tells of some malformed heads at this level.
+    # aiohttp logs some malformed heads at this level only.
     logger.setLevel(logging.DEBUG)
 
     def is_about_the_server(record: logging.LogRecord) -> bool:

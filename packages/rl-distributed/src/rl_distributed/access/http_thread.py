@@ -56,7 +56,8 @@ class HttpThread:
         self._listener, self._tls = listener, tls
         self._runner = web.AppRunner(
             app,
-            # A client that hangs up in the midst of its body leaves nothing behind.
+            # Otherwise the handler of a client that disconnects while sending its
+            # body would run to its end.
             handler_cancellation=True,
             # Without a log of requests: their addresses may hold keys.
             access_log=None,

@@ -86,11 +86,12 @@ class KeyFile:
         """Make a key and store what is needed to recognize it.
 
         Args:
-            name: Who or what will have it; no other valid key has this name.
+            name: Name of the person or program that receives it, unlike that of any
+                other valid key.
             role: What it may.
             lifetime: How long it is good for; None: until it is revoked.
             rate: Requests per time at each listener; None: unlimited.
-            by: Who asked for it, for the audit log; None: the user of this process.
+            by: Name of the requester in the audit log; None: the user of this process.
 
         Returns:
             What was stored, and the key, which is not stored.
@@ -126,7 +127,7 @@ class KeyFile:
 
         Args:
             which: Its id, or the name of a valid one.
-            by: Who asked for it, for the audit log; None: the user of this process.
+            by: Name of the requester in the audit log; None: the user of this process.
 
         Returns:
             The key, revoked.
@@ -199,6 +200,8 @@ class KeyFile:
                 "changing the keys",
                 mode=stat.S_IRUSR | stat.S_IWUSR,
             )
+            # From reading to writing: a key that another process creates in between
+            # would be lost.
             with lock.held(_DEADLINE_S):
                 keys = [key.to_dict() for key in change(self.read())]
                 text = json.dumps({"format": _FORMAT, "keys": keys}, indent=1)
@@ -232,6 +235,8 @@ def _mark(path: Path) -> tuple[int, ...] | None:
         found = path.stat()
     except OSError:
         return None
+    # The inode, because each change replaces the file; the mode, because a chmod can
+    # make it unusable, or mend it, without a new content.
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode)
 
 
@@ -244,6 +249,7 @@ def _read(path: Path) -> list[AccessKey]:
     """
     try:
         with open(path, "rb") as file:
+            # Of the open file, so that another cannot take its place after the check.
             found = os.fstat(file.fileno())
             _check_owner(path, found)
             content = json.loads(file.read(_LARGEST + 1))

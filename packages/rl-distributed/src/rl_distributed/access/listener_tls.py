@@ -93,10 +93,12 @@ def own_certificates(host: str) -> TlsFiles:
     folder = private_config_folder() / "tls"
     files = TlsFiles.in_folder(folder)
     authority = folder / "authority"
+    # Wildcard addresses are no names; the machine's own are in every certificate.
     named = [] if host in ("0.0.0.0", "::", *own_hosts()) else [host]
     try:
         create_private_folder(folder)
         lock = FileLock(folder / ".lock", "making certificates", mode=0o600)
+        # Two listeners that start together would otherwise replace each other's files.
         with lock.held(_DEADLINE_S):
             signer = TlsFiles.in_folder(authority)
             if _problem(signer, ()):

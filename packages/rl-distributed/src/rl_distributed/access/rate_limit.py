@@ -1,4 +1,4 @@
-"""Rate limits: so many requests per time, with bursts up to that number."""
+"""Rate limits: a number of requests per unit of time, with bursts up to that number."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _LONGEST = 100
 
 
 class RequestCounts:
-    """Counts the requests to a listener by outcome, and tells of those refused.
+    """Counts the requests to a listener by outcome, and logs those refused.
 
     Args:
         listener: What listens, such as `serve`.
@@ -48,7 +48,7 @@ class RequestCounts:
             self._counts["admitted"] += 1
 
     def refused(self, reason: str, what: str, client: str, key: str = "") -> None:
-        """Count a request that was refused, and tell of it.
+        """Count a request that was refused, and log it.
 
         Args:
             reason: A short name, such as `key_expired`.

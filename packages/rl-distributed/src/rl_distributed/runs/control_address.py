@@ -5,7 +5,7 @@ rl ctl --HTTP, key--> door --> a thread: send_request --file--> the run, between
        <------------------------------- answer <--------------------'
 ```
 A request goes on through the folder of the run, as those of its owner do, so that the
-run knows one kind only. Who asked is the name of the key.
+run knows one kind only. The name of the key identifies the requester.
 """
 
 from __future__ import annotations

@@ -181,7 +181,7 @@ class CommandRunner:
 
 
 class _First:
-    """The first process of a command's PID namespace, as bwrap tells of it."""
+    """The first process of a command's PID namespace, as bwrap reports it."""
 
     def __init__(self, status: int) -> None:
         self._status = status

@@ -78,7 +78,7 @@ class AdapterShape:
         """Return the numbers of a rank before data-parallel ranks share them.
 
         Args:
-            layout: Who shares the model.
+            layout: Layout of the ranks that share the model.
         """
         numbers = 0
         for linear in self._targets:
@@ -103,7 +103,7 @@ class AdapterShape:
         Embedding and head are counted; norms are too small to matter.
 
         Args:
-            layout: Who shares the model.
+            layout: Layout of the ranks that share the model.
         """
         shape = self._shape
         tables = self.trains_head + any(

@@ -148,7 +148,7 @@ def layout_problems(shape: ModelShape, layout: Layout, num_ranks: int) -> list[s
 
     Args:
         shape: Sizes of the model.
-        layout: Who shares it.
+        layout: Layout of the ranks that share it.
         num_ranks: Ranks that there are.
     """
     found = []

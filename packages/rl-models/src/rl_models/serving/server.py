@@ -245,7 +245,7 @@ class Server:
         Args:
             path: Folder of the same model with other weights.
             version: What answers call them; None: one more than before.
-            by: Who asks, for the audit log.
+            by: Name of the requester in the audit log.
 
         Raises:
             ModelLoadError: The folder is incomplete or of another model; nothing was

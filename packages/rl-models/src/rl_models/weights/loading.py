@@ -23,7 +23,7 @@ def load_tensors(
         model: Its parameters and saved buffers keep their storage.
         tensors: By the model's own names. Parameters that share their storage (tied
             embeddings) need only one of their names. It is taken to its end.
-        receiver: Who loads; named in errors.
+        receiver: Name of the loading side in errors.
 
     Raises:
         WeightSyncError: A name that is missing or unknown, or another shape. The model

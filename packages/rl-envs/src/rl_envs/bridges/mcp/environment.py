@@ -74,9 +74,9 @@ class McpConfig(SandboxConfig):
 class McpEnvironment(ToolEnvironment):
     """Offers the tools of an MCP server, and scores the response that calls none.
 
-    The server runs in the sandbox, from call to call anew: nothing of one conversation
-    reaches another, and a server that hangs or dies costs its call only. Rows have
-    `prompt` and what the judge reads.
+    The server runs in the sandbox, a new one for each call: nothing of one
+    conversation reaches another, and a server that hangs or dies costs its call only.
+    Rows have `prompt` and the columns that the judge reads.
 
     Args:
         config: The settings.

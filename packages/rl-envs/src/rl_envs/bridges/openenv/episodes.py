@@ -220,7 +220,7 @@ class Episodes:
             # Before waiting: the next turn of the oldest is likely the farthest.
             if self._repeatable and self._kept.release_oldest():
                 continue
-            # All are in the midst of a step, or must not be released.
+            # All are in use by a step, or must not be released.
             if self._room.acquire(timeout=_LOOK_S):
                 return
             if time.monotonic() > until_s:

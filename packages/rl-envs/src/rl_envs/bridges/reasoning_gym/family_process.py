@@ -1,8 +1,8 @@
 """One process that makes and scores tasks of Reasoning Gym.
 
-Requests have `do`: `list` names the families, `levels` tells of a curriculum, `make`
+Requests have `do`: `list` names the families, `levels` describes a curriculum, `make`
 makes a task and `score` scores an answer to it. The last three have `task`: `family`,
-`level`, `levels` and `settings`; the last two also its `seed`. A task is made anew from
+`level`, `levels` and `settings`; the last two also its `seed`. A task is rebuilt from
 these where it is scored, because scorers want objects that no data set can hold.
 
 Several scorers evaluate answers as Python (`eval`, or sympy's `parse_expr`, which does
@@ -152,7 +152,7 @@ def _made(task_json: str) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _kept_dataset(made_json: str) -> Any:
-    """Return a data set that can be given another seed; None: it must be made anew.
+    """Return a data set that can be given another seed; None: it must be rebuilt.
 
     Making one may take long, where it reads a corpus. Which families use their seed
     while they are made cannot be told but by trying.

@@ -29,8 +29,8 @@ class TextArenaTasks(TaskSource):
     Args:
         game: A registered name, such as `TicTacToe-v0`.
         settings: Arguments of the game, of JSON values.
-        begins: Who moves first in a game of two. `opponent`: a drawn legal move is part
-            of the task.
+        begins: The player that moves first in a game of two. `opponent`: a drawn legal
+            move is part of the task.
         opening_moves: Moves among which that move is drawn; empty: those known.
         split_by: What keeps the splits apart. `start`: tasks that start alike share a
             split. `seed`: the seed alone, for games that always start alike. None:

@@ -191,7 +191,8 @@ class VllmGenerationBackend(GenerationTraits):
     def _import_engine(self) -> None:
         """Import vLLM with the garbage collector paused.
 
-        Its modules leave so many objects that every collection meanwhile is slow.
+        Its modules create many long-lived objects, which every collection would
+        traverse.
         """
         engine = "entrypoints.llm"
         if self.config.vllm.async_engine:
