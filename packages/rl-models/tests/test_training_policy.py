@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
-from rl_distributed.errors import BatchError, ConfigError
+from rl_distributed.errors import BatchError, ConfigError, WorkerStartError
 from rl_distributed.timing.timer import Timer
 from rl_distributed.transfer import receive_tensors
 from rl_models.config import PolicyConfig
@@ -117,6 +117,11 @@ def test_two_ranks_begin_anew_together(two_ranks, tiny_model, make_batch, nll_lo
         two_ranks.reload(config, init_reference_model=True)
         result = two_ranks.train(data, nll_loss)
         torch.testing.assert_close(result["loss"], expected["loss"], atol=1e-5, rtol=0)
+
+
+def test_processes_start_within_the_deadline_of_the_configuration(cluster, tiny_model):
+    with pytest.raises(WorkerStartError, match=r"start_deadline_s \(0\.01 s\)"):
+        HuggingFacePolicy(tiny_model, cluster, start_deadline_s=0.01, **SETTINGS)
 
 
 def test_bad_rows_are_named_by_the_driver(two_ranks, make_batch, nll_loss):

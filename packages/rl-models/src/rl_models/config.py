@@ -234,7 +234,8 @@ class PolicyConfig(Config):
     seed: int = Field(0, ge=0)
     """Seed of each worker's random numbers (dropout)."""
     start_deadline_s: float = Field(300.0, gt=0)
-    """A worker that has not loaded its model by then is reported."""
+    """A worker whose process has not started by then, or that has not loaded its model
+    as long after that, is reported."""
     call_deadline_s: float = Field(3600.0, gt=0)
     """A call of a worker that has not ended by then is reported."""
 

@@ -62,6 +62,7 @@ class TrainingRanks:
                 name_prefix=name,
                 env_vars=secrets,
                 sharding_annotations=self._sharding,
+                start_deadline_s=config.start_deadline_s,
             )
         except ActorEnvironmentError as error:
             module = worker_class.rpartition(".")[0]
