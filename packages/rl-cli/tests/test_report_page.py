@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from rl_cli_chromium import Chromium, chromium_path
+from rl_cli_page_checks import CONTROLS, FOCUSED, POOR_TEXTS
 
 from rl_cli.main import _run
 from rl_cli.report.page import files_folder, write_page
@@ -255,6 +256,28 @@ def test_curves_of_two_runs_are_drawn(
 
 
 @NEEDS_BROWSER
+def test_an_axis_has_room_for_its_numbers(
+    make_run: MakeRun, tmp_path: Path, browser: Chromium
+) -> None:
+    run = make_run()
+    path = run / "metrics.jsonl"
+    # Ratios about 1 differ in their sixth digit.
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines[1:]:
+        line["metrics"]["train:reward"] = 1 + 1e-6 * line["step"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    browser.open(page_of(run, path=tmp_path / "page.html"))
+    browser.wait("document.querySelectorAll('.chart[data-drawn] canvas').length > 1")
+    widths = browser.evaluate(
+        "[...document.querySelectorAll('.chart .u-wrap')].map("
+        "(chart) => chart.querySelector('.u-over').offsetLeft)"
+    )
+    # "1.000020" in 12 pixels needs some 58, and its tick 15 more.
+    assert widths[0] >= 73
+    assert 62 <= min(widths) < widths[0]
+
+
+@NEEDS_BROWSER
 def test_tabs_follow_the_arrow_keys(
     make_run: MakeRun, tmp_path: Path, browser: Chromium
 ) -> None:
@@ -431,63 +454,6 @@ def test_the_pictures_of_the_guide_can_be_drawn(
     assert set(re.findall(r"assets/([\w-]+\.png)", guide)) == drawn
 
 
-# Numbers the controls that can be seen; of radio buttons and tabs, one takes the focus.
-CONTROLS = """(() => {
-  const kinds = "a[href], button, input, select, summary, [tabindex='0']";
-  window.controls = [...document.querySelectorAll(kinds)].filter(
-    (e) => e.checkVisibility() && e.tabIndex >= 0 && !e.disabled);
-  return window.controls.map((_, number) => number);
-})()"""
-FOCUSED = """(() => {
-  const e = document.activeElement, style = getComputedStyle(e);
-  const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
-  return [window.controls.indexOf(e), outlined || style.boxShadow !== "none"];
-})()"""
-# Composes the colours behind each text as they are drawn (WCAG 2.2, 1.4.3).
-POOR_TEXTS = """(() => {
-  const canvas = document.createElement("canvas").getContext("2d");
-  const rgba = (text) => {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = text;
-    canvas.fillRect(0, 0, 1, 1);
-    const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
-    return [r, g, b, a / 255];
-  };
-  const over = ([r, g, b, a], under) =>
-    [r, g, b].map((c, i) => c * a + under[i] * (1 - a));
-  const light = (colour) => {
-    const [r, g, b] = colour.map((c) => {
-      const v = c / 255;
-      return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
-    });
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const poor = [];
-  let checked = 0;
-  const check = (e, text, part) => {
-    const chain = [];
-    for (let up = e; up; up = up.parentElement) chain.unshift(up);
-    let ground = [255, 255, 255];
-    for (const up of chain)
-      ground = over(rgba(getComputedStyle(up).backgroundColor), ground);
-    const style = getComputedStyle(e, part), colour = over(rgba(style.color), ground);
-    const [dark, bright] = [light(colour), light(ground)].sort((x, y) => x - y);
-    const ratio = (bright + 0.05) / (dark + 0.05);
-    const size = parseFloat(style.fontSize);
-    const large = size >= 24 || (size >= 18.66 && Number(style.fontWeight) >= 700);
-    checked += 1;
-    if (ratio < (large ? 3 : 4.5))
-      poor.push(`${e.tagName} ${text.slice(0, 30)}: ${ratio.toFixed(2)}`);
-  };
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    const e = walk.currentNode.parentElement, text = walk.currentNode.data.trim();
-    if (text && e.checkVisibility() && !e.closest("script, [disabled]")) check(e, text);
-  }
-  for (const e of document.querySelectorAll("[placeholder]"))
-    if (e.checkVisibility()) check(e, e.placeholder, "::placeholder");
-  return {checked, poor: [...new Set(poor)]};
-})()"""
 CONTRASTS = """(() => {
   const style = getComputedStyle(document.documentElement);
   const light = (name) => {

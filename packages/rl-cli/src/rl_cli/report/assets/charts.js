@@ -90,10 +90,12 @@ function axes(unit) {
     ticks: { stroke: colour("--line"), width: 1 }, font: "12px system-ui, sans-serif" };
   const label = { labelFont: "12px system-ui, sans-serif", labelSize: 18, labelGap: 2 };
   const values = (_, ticks, __, ___, step) => ticks.map((v) => (v === null ? "" : tick(v, step)));
+  // Wide enough for the longest number; 62 is that of most, so that charts line up.
+  const width = (_, texts) => Math.max(62, 18 + 7.2 * Math.max(0, ...(texts ?? []).map((text) => text.length)));
   const whole = settings.time ? {} : { incrs: STEPS };
   return [
     { ...base, ...label, ...whole, values, label: settings.time ? "hours since the start" : "step", size: 32 },
-    { ...base, values, size: 62, ...(unit ? { ...label, label: unit } : {}) },
+    { ...base, values, size: width, ...(unit ? { ...label, label: unit } : {}) },
   ];
 }
 
