@@ -150,6 +150,13 @@ def docs(session: nox.Session) -> None:
 
 
 @nox.session
+def pictures(session: nox.Session) -> None:
+    """Record the commands that train or serve, and draw a run's page (Chromium)."""
+    sync(session, "docs")
+    python(session, "-m", "tools.record_commands", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure against named peers; JSON lines on standard output.
 

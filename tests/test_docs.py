@@ -20,6 +20,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from docs.hooks_terminal import MARKER as TERMINAL, RECORDINGS, file_name
 from processes import kill_session
 
 from rl_algorithms import GRPOConfig, algorithm_names, get_algorithm
@@ -181,6 +182,7 @@ def rl_commands(page: Path) -> list[str]:
     parts = [part for line in lines for part in line.split("&&")]
     outside = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
     parts += re.findall(r"`([^`]+)`", outside)
+    parts += [match[3] for match in TERMINAL.finditer(text)]
     found = [part.strip().removeprefix("$ ").split(" > ")[0] for part in parts]
     return [part for part in dict.fromkeys(found) if re.match(r"rl [a-z]", part)]
 
@@ -278,10 +280,31 @@ def test_markers_name_what_is_there() -> None:
     marker = re.compile(r"^\{\{ (config|command|file): (.+?) \}\}$", re.M)
     for page in PAGES:
         text = page.read_text()
-        assert text.count("{{") == len(marker.findall(text)), page
+        num_markers = len(marker.findall(text)) + len(TERMINAL.findall(text))
+        assert text.count("{{") == num_markers, page
         for kind, name in marker.findall(text):
             if kind == "file":
                 assert (ROOT / name).is_file()
+
+
+def test_every_command_has_a_picture() -> None:
+    page = (ROOT / "docs/reference/cli.md").read_text()
+    shown = [(match[1], match[3]) for match in TERMINAL.finditer(page)]
+    assert set(cli.list_commands(click.Context(cli))) <= {
+        shlex.split(command)[1] for _, command in shown
+    }
+    recorded = {
+        f"{file_name(command)}.txt" for kind, command in shown if kind == "recorded"
+    }
+    # Each is shown, and each of those shown is there.
+    kept = {path.name for path in RECORDINGS.glob("*.txt")}
+    assert kept == recorded
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.rglob("*.*")), ids=lambda p: p.name)
+def test_recordings_name_no_machine(path: Path) -> None:
+    text = path.read_text()
+    assert re.findall(r"(?:/home|/root|/tmp|/work)\b[^\s\"]*", text) == []
 
 
 def message_fragments() -> list[str]:
@@ -320,6 +343,19 @@ def test_readme_keeps_its_promises_of_length() -> None:
     program, *_ = blocks(ROOT / "README.md", "python")
     code = [line for line in program.splitlines() if line.strip()]
     assert len(code) <= 20
+
+
+def test_home_page_shows_a_run_at_once() -> None:
+    text = (ROOT / "docs/index.md").read_text()
+    before, _, _ = text.partition("## ")
+    commands, *_ = blocks(ROOT / "docs/index.md", "sh")
+    assert len(commands.splitlines()) == 2
+    program, *_ = blocks(ROOT / "docs/index.md", "python")
+    assert len([line for line in program.splitlines() if line.strip()]) <= 20
+    assert commands in before
+    assert "](assets/report.png#only-light)" in before
+    assert "](assets/report-dark.png#only-dark)" in before
+    assert program in before
 
 
 @pytest.mark.slow

@@ -63,6 +63,9 @@ def draw_report(run: Path, assets: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         write_page([read_run(run)], page)
+        # As seen from the folder with the runs, and not from the root of this machine.
+        above = f"{run.resolve().parent.parent}/"
+        page.write_text(page.read_text().replace(above, ""))
         for view, name in PICTURES.items():
             draw(f"{page.as_uri()}#{view}", assets / name)
         draw(f"{page.as_uri()}#learning", assets / "report-dark.png", dark=True)

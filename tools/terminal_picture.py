@@ -1,0 +1,284 @@
+"""Run a command as in a terminal, and draw what it prints as an SVG picture.
+
+```
+command -> run_as_in_terminal -> text with colours -> draw_terminal -> SVG
+```
+The docs build draws commands that take a second or so; `tools/record_commands.py` keeps
+the text of those that train or serve, from which the build draws them too.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
+
+__all__ = [
+    "Shown",
+    "draw_terminal",
+    "private_texts",
+    "run_all_as_in_terminal",
+    "run_as_in_terminal",
+    "terminal_command",
+]
+
+DEADLINE_S = 120
+_INHERITED = (
+    "PATH",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTHONPYCACHEPREFIX",
+    "LANG",
+    "TMPDIR",
+)
+_PRELOADED = ("rl_cli.run_config", "rl_cli.plan_run", "rl_envs.testing")
+_ROOT = Path(__file__).resolve().parents[1]
+# Light on dark in either mode of the site; each colour has a contrast above 4.5 to 1.
+_THEME = TerminalTheme(
+    (22, 27, 34),
+    (220, 225, 230),
+    [
+        (139, 148, 158),
+        (255, 139, 130),
+        (126, 211, 134),
+        (226, 192, 97),
+        (121, 184, 255),
+        (210, 168, 255),
+        (118, 214, 214),
+        (220, 225, 230),
+    ],
+    [
+        (160, 168, 178),
+        (255, 166, 158),
+        (150, 226, 157),
+        (240, 210, 130),
+        (150, 203, 255),
+        (226, 194, 255),
+        (150, 230, 230),
+        (255, 255, 255),
+    ],
+)
+# Without the fonts that rich's own form loads from elsewhere: pages load nothing.
+_FORM = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
+<style>
+.{unique_id}-matrix {{
+  font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace;
+  font-size: {char_height}px;
+  line-height: {line_height}px;
+}}
+.{unique_id}-title {{ font-family: sans-serif; font-size: 16px; }}
+{styles}
+</style>
+<defs>
+<clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>
+{lines}
+</defs>
+{chrome}
+<g transform="translate({terminal_x}, {terminal_y})"
+ clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">
+{matrix}
+</g>
+</g>
+</svg>
+"""
+
+
+def run_as_in_terminal(
+    command: str,
+    folder: Path,
+    *,
+    width: int = 80,
+    exit_code: int = 0,
+    environment: Mapping[str, str] | None = None,
+    deadline_s: float = DEADLINE_S,
+) -> str:
+    """Run an `rl` command; return what it prints, with colours and `~` for its home.
+
+    Args:
+        command: Command line, split like a shell does; it begins with `rl`.
+        folder: Where it runs, which is its home folder too.
+        width: Columns of the terminal.
+        exit_code: The code that it must end with.
+        environment: Further variables.
+        deadline_s: Seconds after which it is ended.
+
+    Raises:
+        ValueError: It is no `rl` command, or it ended with another code.
+        TimeoutExpired: It took longer than `deadline_s`.
+    """
+    arguments, variables = terminal_command(command, folder, width=width)
+    done = subprocess.run(
+        arguments,
+        cwd=folder,
+        env={**variables, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=deadline_s,
+    )
+    if done.returncode != exit_code:
+        raise ValueError(
+            f"{command}: exit code {done.returncode}, not {exit_code}:\n{done.stdout}"
+        )
+    return done.stdout.replace(str(folder), "~")
+
+
+def terminal_command(
+    command: str, folder: Path, *, width: int = 80
+) -> tuple[list[str], dict[str, str]]:
+    """Return arguments and environment of an `rl` command in a terminal.
+
+    Raises:
+        ValueError: It is no `rl` command.
+    """
+    program, *arguments = shlex.split(command)
+    if program != "rl":
+        raise ValueError(f"only rl commands are run for pictures: got {command!r}")
+    # As a person's shell has it, without what this process was started with.
+    kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
+    # By its name, which the run records as its command.
+    return [str(Path(sys.executable).with_name("rl")), *arguments], {
+        **kept,
+        "HOME": str(folder),
+        "COLUMNS": str(width),
+        "LINES": "50",
+        "TERM": "xterm-256color",
+        "FORCE_COLOR": "1",
+        # Lines of both streams in the order in which they were written.
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command whose output is shown."""
+
+    command: str
+    """Command line; it begins with `rl`."""
+    width: int = 80
+    """Columns of the terminal."""
+    exit_code: int = 0
+    """The code that it must end with."""
+
+
+def run_all_as_in_terminal(
+    shown: Sequence[Shown], folder: Path, *, num_processes: int = 2
+) -> list[str]:
+    """Run commands of which none trains; return what each prints.
+
+    Each has a process of its own, but one that has imported already what most of them
+    import: that is most of the time of a command.
+
+    Args:
+        shown: The commands.
+        folder: Where they run, which is their home folder too.
+        num_processes: How many run at once.
+
+    Raises:
+        ValueError: One ended with another code.
+        TimeoutError: One took longer than `DEADLINE_S`.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["tools.terminal_picture", *_PRELOADED])
+    with ProcessPoolExecutor(
+        num_processes, mp_context=context, max_tasks_per_child=1
+    ) as pool:
+        waiting = [pool.submit(_run_in_this_process, one, folder) for one in shown]
+        return [one.result(DEADLINE_S) for one in waiting]
+
+
+def _run_in_this_process(shown: Shown, folder: Path) -> str:
+    """Run a command in a process that does nothing else afterwards."""
+    from rl_cli.main import main  # noqa: PLC0415
+
+    (_, *arguments), variables = terminal_command(
+        shown.command, folder, width=shown.width
+    )
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    with tempfile.TemporaryFile("w+") as output:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(output.fileno(), stream.fileno())
+        # As with PYTHONUNBUFFERED, which Python reads when it starts.
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
+        try:
+            main(arguments)
+        except SystemExit as end:
+            code = end.code
+        output.seek(0)
+        text = output.read()
+    if code != shown.exit_code:
+        raise ValueError(
+            f"{shown.command}: exit code {code}, not {shown.exit_code}:\n{text}"
+        )
+    return text.replace(str(folder), "~")
+
+
+def draw_terminal(
+    command: str,
+    output: str,
+    *,
+    width: int = 80,
+    most_lines: int = 30,
+    last_lines: int = 0,
+) -> str:
+    """Return the SVG of a terminal with a command and what it has printed.
+
+    Args:
+        command: Command line, shown behind a prompt.
+        output: What it printed; ANSI codes of colours are kept.
+        width: Columns.
+        most_lines: Lines shown; of the others only the number is.
+        last_lines: How many of those shown are the last ones.
+    """
+    # Recorded for the picture, and written to nowhere.
+    screen = Console(
+        record=True, width=width, file=io.StringIO(), force_terminal=True,
+        color_system="truecolor", legacy_windows=False, _environ={},
+    )  # fmt: skip
+    screen.print(Text.assemble(("$ ", "bold green"), (command, "bold")))
+    text = Text.from_ansi(output.rstrip("\n").expandtabs())
+    lines = list(text.wrap(screen, width))
+    if (num_hidden := len(lines) - most_lines) > 0:
+        hidden = Text(f"... {num_hidden} more lines", style="bright_black")
+        begin = most_lines - last_lines
+        lines[begin : begin + num_hidden] = [hidden]
+    for line in lines:
+        line.rstrip()
+        screen.print(line, no_wrap=True, overflow="crop")
+    # The last line would be cut below its letters.
+    screen.print()
+    return screen.export_svg(
+        title="", theme=_THEME, code_format=_FORM, unique_id="terminal"
+    )
+
+
+def private_texts(picture: str, folder: Path) -> list[str]:
+    """Return texts of this machine that stand in a picture and must not.
+
+    Args:
+        picture: SVG, or the text that it is drawn from.
+        folder: Where the command ran.
+    """
+    texts = {str(folder), str(_ROOT), str(Path.home()), socket.gethostname()}
+    # "/" and "localhost" tell nothing about a machine.
+    return sorted(text for text in texts - {"/", "localhost", ""} if text in picture)
