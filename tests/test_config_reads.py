@@ -124,6 +124,11 @@ EFFECTS = {
             "start_s",
         )
     },
+    "VerifiersConfig.sampling": "packages/rl-envs/tests/test_bridges_verifiers.py",
+    **{
+        f"VerifiersHost.{name}": "packages/rl-envs/tests/test_bridges_verifiers.py"
+        for name in ("args", "env", "folder", "python", "start_s")
+    },
     "MegatronConfig.activation_checkpointing": (
         "packages/rl-models/tests/rl_models_sample_megatron.py"
     ),

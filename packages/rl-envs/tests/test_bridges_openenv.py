@@ -315,6 +315,7 @@ def test_splits_follow_the_start_where_starts_differ(stand_in: str) -> None:
     assert OpenEnvTasks(address=stand_in).split_by == "start"
     one = OpenEnvTasks(address=stand_in, split_by="seed")
     assert len({one.key(task) for task in one.sample("train", 9)}) == 9
+    assert pickle.loads(pickle.dumps(one)).train(3) == one.train(3)
 
 
 def test_rows_that_cannot_be_played_are_named(address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from collections.abc import Mapping
@@ -79,6 +80,18 @@ class OpenEnvTasks(TaskSource):
             OpenEnvServer.from_dict(server, source="settings of the tasks of 'openenv'")
         )
         self.split_by = split_by or self._found_split()
+        self._arguments = {
+            "reset": reset,
+            "instruction": instruction,
+            "split_by": self.split_by,
+            "seed": seed,
+            "held_out_fraction": held_out_fraction,
+            **server,
+        }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A started server cannot be pickled; a copy starts its own.
+        return functools.partial(OpenEnvTasks, **self._arguments), ()
 
     def propose(self, rng: random.Random) -> Task:
         """Start an episode with a drawn seed.

@@ -1,0 +1,211 @@
+"""The bridge to verifiers, with the real package in the environment of its extra."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from judge_server import JudgeServer, judge_server
+
+from rl_distributed.errors import ConfigError
+from rl_envs import TaskError
+from rl_envs.agents.tasks import AgentJob, AgentResult
+from rl_envs.bridges.verifiers import (
+    VerifiersConfig,
+    VerifiersEnvironment,
+    VerifiersTasks,
+)
+from rl_envs.errors import AgentSetupError
+from rl_envs.registry import create_env, create_task_source
+from rl_envs.tasks import Split
+
+FOLDER = str(Path(__file__).parent / "scripts" / "verifiers_environments")
+SUMS: dict[str, Any] = {"env": "sums_of_tests", "folder": FOLDER}
+DEADLINE_S = 120.0
+
+
+def right(question: str) -> str:
+    first, second = question.rstrip("=").split("+")
+    return str(int(first) + int(second))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return VerifiersTasks(**SUMS).train(6)
+
+
+@pytest.fixture
+def policy() -> Iterator[JudgeServer]:
+    """An address that answers as a test says; right, where it does not."""
+    with judge_server(right) as server:
+        yield server
+
+
+def run(
+    world: VerifiersEnvironment,
+    address: str,
+    rows: list[dict[str, Any]],
+    time_limit_s: float | None = None,
+) -> list[AgentResult]:
+    """Run a task for each row, and return the results in order."""
+    jobs = [
+        AgentJob(number, [], row, address, f"key-{number}", time_limit_s)
+        for number, row in enumerate(rows)
+    ]
+    found = list(world.poll_agents(jobs, [], 0.0).results)
+    until = time.monotonic() + DEADLINE_S
+    while len(found) < len(rows) and time.monotonic() < until:
+        found += world.poll_agents([], [], 0.2).results
+    return sorted(found, key=lambda result: result.number)
+
+
+@pytest.fixture(scope="module")
+def single() -> Iterator[VerifiersEnvironment]:
+    """An environment of one turn; loading one takes seconds."""
+    world = VerifiersEnvironment(VerifiersConfig(**SUMS, sampling={"max_tokens": 7}))
+    yield world
+    world.shutdown()
+    world.shutdown()
+
+
+@pytest.fixture(scope="module")
+def two_tries() -> Iterator[VerifiersEnvironment]:
+    world = VerifiersEnvironment(VerifiersConfig(**SUMS, args={"kind": "two"}))
+    yield world
+    world.shutdown()
+
+
+def test_rollouts_are_rewarded_by_the_rubric(
+    single: VerifiersEnvironment, policy: JudgeServer, rows: list[dict[str, Any]]
+) -> None:
+    sums = single
+    assert sums.agent_limits.model_name == "policy"
+    results = run(sums, policy.address, rows)
+    assert [result.ending for result in results] == ["done"] * 6
+    for row, result in zip(rows, results, strict=True):
+        assert result.reward is not None
+        assert result.reward.reward == 1.0
+        assert result.reward.parts["right"] == 1.0
+        assert result.reward.parts["length"] == len(row["answer"])
+    # Each task has its own key, by which the run tells them apart.
+    assert sorted(policy.keys) == [f"Bearer key-{number}" for number in range(6)]
+    assert {request["model"] for request in policy.requests} == {"policy"}
+    assert {
+        request.get("max_tokens") or request.get("max_completion_tokens")
+        for request in policy.requests
+    } == {7}
+    policy.reply = lambda question: "no"
+    [result] = run(sums, policy.address, rows[:1])
+    assert result.reward is not None
+    assert result.reward.reward == 0.0
+
+
+def test_an_environment_of_several_turns(
+    two_tries: VerifiersEnvironment, policy: JudgeServer, rows: list[dict[str, Any]]
+) -> None:
+    answer = rows[0]["answer"]
+    policy.reply = lambda question: answer if question.endswith("again") else "x"
+    [result] = run(two_tries, policy.address, rows[:1])
+    assert result.reward is not None
+    assert result.reward.reward == 1.0
+    assert policy.questions[1] == "not x; again"
+
+
+def test_failures_are_errors_of_their_task(
+    two_tries: VerifiersEnvironment, policy: JudgeServer, rows: list[dict[str, Any]]
+) -> None:
+    """The next task has a process again."""
+    sums = two_tries
+    policy.reply = lambda question: "die"
+    [dead] = run(sums, policy.address, rows[:1])
+    assert (dead.ending, dead.reward) == ("error", None)
+    assert "the process of verifiers ended with exit code 5" in dead.error
+    policy.reply = lambda question: "raise"
+    [broken] = run(sums, policy.address, rows[:1])
+    assert broken.ending == "error"
+    assert "the environment is broken" in broken.error
+    policy.reply = lambda question: rows[0]["answer"]
+    [fine] = run(sums, policy.address, rows[:1])
+    assert fine.ending == "done"
+    [wrong] = run(sums, policy.address, [{"prompt": "?"}])
+    assert wrong.ending == "error"
+    assert "column 'verifiers_input' must be a JSON object" in wrong.error
+
+
+def test_a_task_that_hangs_meets_its_limit(
+    single: VerifiersEnvironment, policy: JudgeServer, rows: list[dict[str, Any]]
+) -> None:
+    # Loaded before, so that the limit is that of the rollout.
+    run(single, policy.address, rows[:1])
+    policy.reply = lambda question: None
+    [late] = run(single, policy.address, rows[:1], time_limit_s=1.0)
+    assert late.ending == "limit"
+    assert not single._host._pending
+    policy.reply = right
+    [next_one] = run(single, policy.address, rows[:1])
+    assert next_one.ending == "done"
+
+
+def test_tasks_are_the_rows_of_the_data_set(rows: list[dict[str, Any]]) -> None:
+    tasks = create_task_source(
+        "verifiers", {**SUMS, "args": {"largest": 3}, "held_out_fraction": 0.3}
+    )
+    again = pickle.loads(pickle.dumps(tasks))
+    assert again.train(9) == tasks.train(9)
+    train = tasks.sample(Split.TRAIN, 20)
+    held_out = tasks.sample(Split.HELD_OUT, 2)
+    assert not {task.prompt for task in train} & {task.prompt for task in held_out}
+    for task in train:
+        given = json.loads(task.metadata["verifiers_input"])
+        assert task.prompt == given["prompt"][-1]["content"]
+        assert task.answer == given["answer"] == right(task.prompt)
+    with pytest.raises(TaskError, match="has too few different tasks"):
+        tasks.sample(Split.TRAIN, 41)
+    assert len({row["prompt"] for row in rows}) == 6
+
+
+def test_rows_that_cannot_be_run_are_named(rows: list[dict[str, Any]]) -> None:
+    sums = create_env("verifiers", SUMS)
+    found = sums.unusable_rows([rows[0], {"verifiers_input": "{"}, {}, None])
+    assert set(found) == {1, 2, 3}
+    assert "metadata[1]: column 'verifiers_input' must be a JSON" in found[1]
+    assert pickle.loads(pickle.dumps(sums)).unusable_rows(rows) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"env": "no_such_env_xy"}, "'no_such_env_xy' of verifiers cannot be loaded"),
+        ({"args": {"kind": "group"}}, "must reward each rollout by itself"),
+        ({"python": "/no/python"}, "python must be an interpreter that can be run"),
+        ({"start_s": 0.01}, r"was not loaded within 0.01 s \(start_s\)"),
+        # The Python of this project, which has none.
+        ({"python": sys.executable}, "cannot be loaded: .*verifiers"),
+    ],
+)
+def test_environments_that_cannot_be_loaded(
+    given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(AgentSetupError, match=message):
+        VerifiersTasks(**{**SUMS, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"folder": "/no/folder"}, "must be a folder that exists"),
+        ({"env": ""}, "env"),
+        ({"start": 3}, "start"),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        create_env("verifiers", {**SUMS, **given})
+    with pytest.raises(TaskError, match="dataset must be 'train' or 'eval'"):
+        VerifiersTasks(**SUMS, dataset="test")
