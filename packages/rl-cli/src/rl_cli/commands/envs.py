@@ -266,6 +266,7 @@ def play(
     terminal = Terminal()
     try:
         score = EnvironmentPlayer(env, terminal, sys.stdin, **manner).play(tasks)
+    # An environment may have started processes, also where playing it failed.
     finally:
         env.shutdown()
     terminal.raw(f"score: {score}")

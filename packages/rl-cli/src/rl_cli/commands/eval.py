@@ -82,6 +82,7 @@ def evaluate(
 
     configure_logging("warning")
     target = model_of_run(model)
+    # Without options that were not given: settings of the run or defaults hold there.
     given = {key: value for key, value in options.items() if value is not None}
     if ks:
         given["ks"] = list(ks)
@@ -110,6 +111,7 @@ def _show(terminal: Any, result: EvaluationResult) -> None:
         rows.append((name, "prompts", found.num_prompts, "", ""))
         rows.append((name, "answers per prompt", found.num_generations, "", ""))
         for key, value in found.metrics.items():
+            # Bounds are shown in the row of their metric.
             if key.endswith(("_low", "_high")) or not key.startswith(SHOWN):
                 continue
             ends = [found.metrics.get(f"{key}_{end}") for end in ("low", "high")]

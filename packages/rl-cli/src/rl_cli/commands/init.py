@@ -163,6 +163,7 @@ def _look_at(data: str, task: str) -> tuple[str | None, str | None]:
 
     if data == EXAMPLE:
         return None, "answer"
+    # A file of the user's comes before a format of the same name.
     if data in data_formats and not Path(data).exists():
         return data, data_formats.get(data).answer_column
     looked_at = {"math", "reward", *OWN_ENVIRONMENTS}

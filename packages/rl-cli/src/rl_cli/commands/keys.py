@@ -20,13 +20,13 @@ _ROLES = ["viewer", "user", "operator", "admin"]
 
 @click.group()
 def keys() -> None:
-    """Make, list and revoke keys for servers, pages, metrics and runs.
+    """Create, list and revoke keys for servers, pages, metrics and runs.
 
     A key has a role: a viewer may look at metrics, pages and states; a user may use a
     model as well; an operator may change what runs (weights, pause, stop); an admin may
     make keys. Only a digest of a key is stored, in a file that is yours alone:
-    --file, else RL_KEYS_FILE, else ~/.config/rl/keys.json. What listens is given the
-    file (rl serve --keys FILE, rl watch --keys FILE) and looks at it for each request.
+    --file, else RL_KEYS_FILE, else ~/.config/rl/keys.json. Listeners that are given the
+    file (rl serve --keys FILE, rl watch --keys FILE) use it as it is at each request.
 
     \b
     Examples:
@@ -36,7 +36,7 @@ def keys() -> None:
 
 
 def _where(command: Callable[..., None]) -> Callable[..., None]:
-    """Add what all commands take."""
+    """Add the options shared by all commands."""
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
         click.option(
@@ -53,15 +53,17 @@ def _where(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@keys.command(short_help="Make a key, and show it once.")
-@click.option("--name", "key_name", required=True, help="Who or what will have it.")
-@click.option("--role", required=True, type=click.Choice(_ROLES), help="What it may.")
+@keys.command(short_help="Create a key, and show it once.")
+@click.option("--name", "key_name", required=True, help="The key's owner.")
+@click.option(
+    "--role", required=True, type=click.Choice(_ROLES), help="The key's role."
+)
 @click.option("--expires", metavar="TIME",
-              help="How long it is good for, as 30d, 12h, 90min; default: until it is "
-              "revoked.")  # fmt: skip
+              help="Lifetime, such as 30d, 12h or 90min; default: until it is revoked."
+              )  # fmt: skip
 @click.option("--rate", metavar="NUMBER/UNIT",
-              help="Most requests at each listener, as 60/min; default: any "
-              "number.")  # fmt: skip
+              help="Maximum rate of requests to each listener, such as 60/min; "
+              "default: unlimited.")  # fmt: skip
 @_where
 def create(
     key_name: str,
@@ -72,7 +74,7 @@ def create(
     url: str | None,
     as_json: bool,
 ) -> None:
-    """Make a key. It is printed once, and cannot be had again.
+    """Create a key. It is printed once, and cannot be shown again.
 
     \b
     Examples:
@@ -140,11 +142,11 @@ def list_keys(path: Path | None, url: str | None, as_json: bool) -> None:
     terminal.result(table("Keys", columns, rows))
 
 
-@keys.command(short_help="End a key now.")
+@keys.command(short_help="Revoke a key.")
 @click.argument("key", metavar="NAME|ID")
 @_where
 def revoke(key: str, path: Path | None, url: str | None, as_json: bool) -> None:
-    """End a key. What listens refuses it from its next request on.
+    """Revoke a key. Listeners refuse it from the next request on.
 
     \b
     Example:

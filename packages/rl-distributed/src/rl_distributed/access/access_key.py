@@ -43,9 +43,9 @@ class AccessKey:
     id: str
     """Names it in lists and logs; part of the key, and no secret."""
     name: str
-    """Who or what has it."""
+    """Its owner, a person or a program."""
     role: Role
-    """What it may."""
+    """Role, which decides what it permits."""
     created: str
     """When it was made, in UTC, as ISO 8601."""
     salt: str
@@ -68,16 +68,16 @@ class AccessKey:
         lifetime: timedelta | None = None,
         rate: RateLimit | None = None,
     ) -> tuple[AccessKey, str]:
-        """Make a key.
+        """Generate a key.
 
         Args:
             name: Name of the person or program that receives it.
-            role: What it may.
-            lifetime: How long it is good for; None: until it is revoked.
+            role: Role, which decides what it permits.
+            lifetime: Time until it expires; None: until it is revoked.
             rate: Requests per time; None: unlimited.
 
         Returns:
-            What to store, and the key, which cannot be had from that.
+            The record to store, and the key, which cannot be computed from it.
         """
         identity, secret = secrets.token_hex(6), secrets.token_urlsafe(32)
         salt = secrets.token_bytes(_SALT_BYTES)

@@ -86,7 +86,7 @@ class Caller:
     key_id: str = ""
     """Its id; "" for a key that is not from a file of keys."""
     permissions: frozenset[Permission] = frozenset()
-    """What it may."""
+    """What it permits."""
 
     def __str__(self) -> str:
         return f"{self.name} (key {self.key_id})" if self.key_id else self.name
@@ -101,7 +101,7 @@ class FixedKey:
     secret: str = field(repr=False)
     """The key."""
     permissions: frozenset[Permission]
-    """What it may."""
+    """What it permits."""
 
 
 class Refusal(Exception):

@@ -83,18 +83,18 @@ class KeyFile:
         rate: RateLimit | None = None,
         by: str | None = None,
     ) -> tuple[AccessKey, str]:
-        """Make a key and store what is needed to recognize it.
+        """Create a key, and store its digest.
 
         Args:
             name: Name of the person or program that receives it, unlike that of any
                 other valid key.
-            role: What it may.
-            lifetime: How long it is good for; None: until it is revoked.
+            role: Role, which decides what it permits.
+            lifetime: Time until it expires; None: until it is revoked.
             rate: Requests per time at each listener; None: unlimited.
             by: Name of the requester in the audit log; None: the user of this process.
 
         Returns:
-            What was stored, and the key, which is not stored.
+            The stored record, and the key, which is not stored.
 
         Raises:
             ConfigError: The name is taken, or an argument is wrong.

@@ -29,8 +29,8 @@ def init_ray(log_dir: str | None = None) -> None:
     """
     if log_dir is not None:
         warn_difference(
-            f"init_ray ignores log_dir={log_dir!r}: rl_distributed.configure_logging "
-            "writes the logs of all processes to a folder"
+            f"init_ray ignores log_dir={log_dir!r}: configure_logging of "
+            "rl_distributed.logs writes the logs of all processes to a folder"
         )
     cluster.init_ray()
 
