@@ -122,6 +122,7 @@ def stage_folders(folder: Path, record: Mapping[str, Any]) -> dict[str, Path]:
         return {name: folder}
     config = record.get("config")
     stages = config.get("stages") if isinstance(config, Mapping) else None
+    # From the recipe, which has their order; a listing of the folder does not.
     names = list(stages) if isinstance(stages, Mapping) else []
     found = {name: folder / "stages" / name for name in names}
     return {name: path for name, path in found.items() if path.is_dir()}
@@ -154,6 +155,7 @@ def _stages(
             checkpoint_paths=_checkpoints(path, metrics.config),
             updates=tuple(_records(path / UPDATES)),
         )
+        # Each stage counts its own steps, and the pages show them on one axis.
         offset += metrics.last_step
 
 

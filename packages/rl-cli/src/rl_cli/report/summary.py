@@ -76,6 +76,7 @@ def show(
     for name, stage in outcome.stages.items():
         found = figures[name]
         measure = found.measure or ""
+        # A first value from a later step is not from before the training.
         before, after = (
             format_measure(measure, value)
             for value in (found.start if found.start_step == 0 else None, found.end)
@@ -100,6 +101,7 @@ def show(
         f"Try it: rl generate {result['checkpoint']} {_prompt_of(answers)}",
     ]
     for line in lines:
+        # Without markup: paths and warnings may hold brackets.
         out.print(line, soft_wrap=True, highlight=False, markup=False)
 
 

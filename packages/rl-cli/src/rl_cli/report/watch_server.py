@@ -41,6 +41,7 @@ from rl_distributed.access.roles import ROLES
 __all__ = ["HOST", "serve", "watch_app", "watch_door", "watch_routes"]
 
 HOST = "127.0.0.1"
+# Short, as a page that is cut off asks again.
 _CLOSE_S = 1.0
 
 
@@ -82,6 +83,7 @@ def watch_routes(runs: LiveRuns, door: Door) -> RouteTable:
 
     async def data(request: web.Request) -> web.Response:
         version, _, shown = await asyncio.to_thread(runs.page_text)
+        # A page asks every few seconds, and mostly nothing has changed.
         if request.query.get("seen") == str(version):
             return web.Response(status=204)
         text = f'{shown[:-1]},"version":{version}}}'
@@ -111,6 +113,7 @@ def watch_app(runs: LiveRuns, door: Door) -> web.Application:
         runs: What it shows.
         door: Admits requests.
     """
+    # A key in the address: a browser that opens a page sends no header of its own.
     return guarded_app(door, watch_routes(runs, door), takes_query_key=True)
 
 
@@ -134,6 +137,7 @@ async def serve(
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
+        # Not by an exception, which would end whatever handler runs at that moment.
         loop.add_signal_handler(number, stop.set)
     # Without a log of requests: their addresses hold the token.
     runner = web.AppRunner(
