@@ -8,6 +8,7 @@ and releases, without any stored lists.
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ __all__ = [
     "TaskSource",
     "check_choice",
     "check_range",
+    "settings_json",
     "split_of",
     "stable_fraction",
 ]
@@ -71,6 +73,22 @@ def check_choice(name: str, value: str | None, *choices: str) -> None:
     if value not in choices:
         *first, last = map(repr, choices)
         raise TaskError(f"{name} must be {', '.join(first)} or {last}: got {value!r}")
+
+
+def settings_json(name: str, settings: Mapping[str, Any] | None) -> str:
+    """Return settings as a JSON text, which can be a column and a key.
+
+    The text is sorted, so that equal settings have equal texts.
+
+    Raises:
+        TaskError: They are not a mapping of JSON values.
+    """
+    try:
+        return json.dumps(dict(settings or {}), sort_keys=True)
+    except (TypeError, ValueError) as error:
+        raise TaskError(
+            f"{name} must be a mapping of JSON values: got {settings!r:.160}"
+        ) from error
 
 
 def stable_fraction(key: str, *, salt: str = "") -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -10,7 +9,7 @@ from typing import Any, Literal
 from rl_envs.bridges.gymnasium.episodes import Episode, GymSpec, Show
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource, check_choice
+from rl_envs.tasks import Task, TaskSource, check_choice, settings_json
 
 __all__ = ["GymnasiumTasks"]
 
@@ -62,14 +61,7 @@ class GymnasiumTasks(TaskSource):
         self.env_id, self.show = env_id, show
         self.instruction = instruction or f"You act in {env_id}."
         self.action_names = tuple(action_names)
-        try:
-            # As sorted text: equal settings then have equal columns, and the spec can
-            # be a key.
-            self._settings_json = json.dumps(dict(settings or {}), sort_keys=True)
-        except (TypeError, ValueError) as error:
-            raise TaskError(
-                f"settings must be a mapping of JSON values: got {settings!r:.160}"
-            ) from error
+        self._settings_json = settings_json("settings", settings)
         self.split_by = split_by or self._found_split()
 
     def propose(self, rng: random.Random) -> Task:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
@@ -12,7 +11,7 @@ from rl_envs.bridges.textarena.games import GameSpec
 from rl_envs.bridges.textarena.opponents import ListedMoves
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
-from rl_envs.tasks import Task, TaskSource, check_choice
+from rl_envs.tasks import Task, TaskSource, check_choice, settings_json
 
 __all__ = ["TextArenaTasks"]
 
@@ -59,12 +58,7 @@ class TextArenaTasks(TaskSource):
         check_choice("begins", begins, *get_args(_Begins))
         if split_by not in (None, "start", "seed"):
             raise TaskError(f"split_by must be 'start' or 'seed': got {split_by!r}")
-        try:
-            self._settings_json = json.dumps(dict(settings or {}), sort_keys=True)
-        except (TypeError, ValueError) as error:
-            raise TaskError(
-                f"settings must be a mapping of JSON values: got {settings!r:.160}"
-            ) from error
+        self._settings_json = settings_json("settings", settings)
         self.game, self.begins = game, begins
         self._opening = ListedMoves(opening_moves)
         probe = Match(self._spec(0))
