@@ -180,8 +180,8 @@ def test_a_run_is_asked_at_its_address(
         ("http://10.0.0.1:9500", "k", "would send the key in the clear"),
         ("http://127.0.0.1:1", "", "set RL_KEY"),
         ("http://127.0.0.1:1", "k\n", "set RL_KEY"),
-        ("http://127.0.0.1:1", "k", "nothing that is understood listens"),
-        ("http://127.0.0.1:99999", "k", "is no address"),
+        ("http://127.0.0.1:1", "k", "no run or server of rl answers"),
+        ("http://127.0.0.1:99999", "k", "is not an address"),
         ("https://", "k", "must be like https://HOST:PORT"),
     ],
 )

@@ -111,10 +111,10 @@ def test_keys_made_at_the_same_time_are_all_kept(file: KeyFile) -> None:
     ("spoil", "message"),
     [
         (lambda path: path.chmod(0o640), "chmod 600"),
-        (lambda path: path.write_text("{"), "is no file of keys"),
-        (lambda path: path.write_text("[]"), "is no file of keys"),
+        (lambda path: path.write_text("{"), "is not a file of keys"),
+        (lambda path: path.write_text("[]"), "is not a file of keys"),
         (lambda path: path.write_text('{"format": "rl-keys-9"}'), "rl-keys-1"),
-        (lambda path: path.write_bytes(b"[" * 100_000), "is no file of keys"),
+        (lambda path: path.write_bytes(b"[" * 100_000), "is not a file of keys"),
         (lambda path: _edit(path, role="root"), "role must be one of"),
         (lambda path: _edit(path, digest="xx"), "damaged"),
         (lambda path: _edit(path, expires="2000-01-01"), "a time without its zone"),

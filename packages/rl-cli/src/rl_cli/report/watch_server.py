@@ -1,6 +1,6 @@
 """The page of runs over HTTP.
 
-| route | what it gives |
+| route | response |
 |---|---|
 | `/?token=T` | the page as it is now |
 | `/data?seen=N` | what the page shows, where that is newer than version N; else 204 |

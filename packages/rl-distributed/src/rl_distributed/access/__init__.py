@@ -1,1 +1,1 @@
-"""Who may ask what of a program that listens: keys, roles and the door they open."""
+"""Access control of programs that listen: keys, roles and the door that checks them."""

@@ -38,10 +38,10 @@ KeyState = str
 
 @dataclass(frozen=True)
 class AccessKey:
-    """What is stored of a key; the key itself is not among it."""
+    """Stored record of a key, without the key itself."""
 
     id: str
-    """Names it in lists and logs; part of the key, and no secret."""
+    """Identifies it in lists and logs; part of the key, and not secret."""
     name: str
     """Its owner, a person or a program."""
     role: Role
@@ -152,7 +152,7 @@ class AccessKey:
 
 
 def split_key(text: str) -> tuple[str, str] | None:
-    """Return id and secret of a key; None where a text has not the form of one."""
+    """Return id and secret of a key; None if a text does not have its form."""
     match = _FORM.fullmatch(text)
     return None if match is None else (match[1], match[2])
 
@@ -187,7 +187,8 @@ def parse_lifetime(text: str) -> timedelta:
 
 
 def _digest(secret: str, salt: bytes) -> bytes:
-    # A header may hold bytes that are no UTF-8; these must match no key, not raise.
+    # A header may hold bytes that are not UTF-8; they match no key, and must not
+    # raise.
     data = secret.encode("utf-8", "surrogateescape")
     return hashlib.blake2b(
         data, digest_size=32, salt=salt, person=b"rl access key"

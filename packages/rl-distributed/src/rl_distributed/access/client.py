@@ -1,7 +1,7 @@
-"""Asking a listener by its address, with a key.
+"""Client of a listener: requests to its address, with a key.
 
-What changes something is sent with a number that is used once and the time, so that a
-copy of the request has no effect. A key is sent to another machine by TLS only.
+Each request carries a number that is used once and the time, so that a copy of one
+that changes something has no effect. Keys are sent to other machines over TLS only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CONNECT_S = 10.0
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is an address, and not the name of a folder."""
+    """Return whether a text is an address, and not the name of a folder."""
     return text.startswith(("http://", "https://"))
 
 
@@ -53,7 +53,7 @@ class ListenerClient:
             system.
 
     Raises:
-        ConfigError: The address is none.
+        ConfigError: The address is invalid.
         SecurityError: There is no key, or it would be sent to another machine in the
             clear.
     """
@@ -65,7 +65,7 @@ class ListenerClient:
             parts = urlsplit(url)
             host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ConfigError(f"{url!r} is no address: {error}") from None
+            raise ConfigError(f"{url!r} is not an address: {error}") from None
         if parts.scheme not in ("http", "https") or not host:
             raise ConfigError(f"an address must be like https://HOST:PORT: got {url!r}")
         if parts.scheme == "http" and not is_loopback(host):
@@ -104,7 +104,7 @@ class ListenerClient:
             SecurityError: It does not admit the key.
             ConfigError: It refuses for another reason, or nothing listens there.
             DeadlineExceededError: It did not answer in time.
-            DistributedError: What it answers is not understood.
+            DistributedError: The answer is not that of a run or a server.
         """
         headers = {
             "Authorization": f"Bearer {self._key}",
@@ -135,7 +135,7 @@ class ListenerClient:
             ) from error
         except (OSError, http.client.HTTPException) as error:
             raise ConfigError(
-                f"nothing that is understood listens at {self._url}: "
+                f"no run or server of rl answers at {self._url}: "
                 f"{error or type(error).__name__}"
             ) from error
         finally:

@@ -1,17 +1,17 @@
-"""The door of everything that listens: it admits a request or says why not.
+"""The door of a listener: it admits a request, or refuses it with a reason.
 
-A request is looked at in this order; the first rule that it breaks refuses it:
+Rules are checked in this order; the first one that a request breaks refuses it:
 
 | rule | status | reason |
 |---|---|---|
 | no page of another origin | 403 | `other_origin` |
 | without a key: asked for by the name of this machine | 403 | `other_host` |
-| a key that the listener knows and that is good | 401 | `key_missing`, `key_malformed`, `key_unknown`, `key_expired`, `key_revoked` |
+| a valid key of the listener | 401 | `key_missing`, `key_malformed`, `key_unknown`, `key_expired`, `key_revoked` |
 | the key's role has what the route needs | 403 | `role` |
 | the key's rate | 429 | `rate` |
 | what changes something comes once | 403, 429 | `nonce_missing`, `too_old`, `replayed`, `too_many` |
 
-Knows nothing of an HTTP library, so that every server can ask it.
+It depends on no HTTP library, so that every server can use it.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _REVOKED_OR_EXPIRED = {
 
 @dataclass(frozen=True)
 class AccessRequest:
-    """What the door looks at of a request."""
+    """Parts of a request that the door checks."""
 
     what: str
     """Method and path, without its query."""
@@ -58,7 +58,7 @@ class AccessRequest:
     authorization: str = ""
     """The header `Authorization`."""
     query_key: str = ""
-    """A key in the address, at listeners that take one there."""
+    """A key in the address, at listeners that accept one there."""
     host: str = ""
     """The header `Host`."""
     origin: str | None = None
@@ -79,7 +79,7 @@ class AccessRequest:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who was admitted."""
+    """A caller that was admitted."""
 
     name: str = "anonymous"
     """Name of the key, for records."""
@@ -97,7 +97,7 @@ class FixedKey:
     """A key that a listener was started with, besides those of a file."""
 
     name: str
-    """What records call it."""
+    """Its name in logs and metrics."""
     secret: str = field(repr=False)
     """The key."""
     permissions: frozenset[Permission]
@@ -126,15 +126,15 @@ class Door:
     """Admits requests by their keys.
 
     Args:
-        listener: What listens, for records and metrics.
+        listener: Name of the listener in logs and metrics.
         key_file: Keys with roles; None: there are only the fixed ones.
         fixed: Keys that the listener was started with.
-        anonymous: What is admitted without a key.
+        anonymous: Permissions of requests without a key.
         is_loopback: Whether only programs of this machine reach it. A request without a
             key must then name this machine as its host, because any page in a browser
             can give a name of its own to a loopback address (DNS rebinding).
-        own_host_only: The same of requests with a key.
-        replay: Refuses what comes twice, of requests that change something.
+        own_host_only: Require the same of requests with a key.
+        replay: Refuses repeated requests that change something; None: nothing does.
     """
 
     def __init__(
@@ -158,15 +158,15 @@ class Door:
 
     @property
     def has_keys(self) -> bool:
-        """Whether there is any key that it admits."""
+        """Whether it admits any key."""
         return self.key_file is not None or bool(self._fixed)
 
     def admit(self, request: AccessRequest, needs: Permission | None) -> Caller:
-        """Return who asks.
+        """Return the sender of a request.
 
         Args:
             request: The request.
-            needs: What its route needs; None: nothing, also from another origin.
+            needs: Permission that its route needs; None: anybody, from any origin.
 
         Raises:
             Refusal: It is not admitted; that is counted and logged.
@@ -219,7 +219,7 @@ class Door:
         """Return the key of the file that a text is.
 
         Raises:
-            Refusal: It is none, or one that is not good any more.
+            Refusal: It is unknown, expired or revoked.
         """
         parts = split_key(text)
         if parts is None:
@@ -306,7 +306,7 @@ class Door:
 
 
 def host_is_loopback(header: str) -> bool:
-    """Whether the host that a request names is this machine's own.
+    """Return whether the host that a request names is this machine.
 
     Args:
         header: The header `Host`.
@@ -318,7 +318,7 @@ def host_is_loopback(header: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine can reach an address."""
+    """Return whether only programs of this machine can reach an address."""
     if host == "localhost":
         return True
     try:
@@ -328,5 +328,5 @@ def is_loopback(host: str) -> bool:
 
 
 def _digest(text: str) -> bytes:
-    # Headers may hold bytes that are no UTF-8; they must be refused and not fail.
+    # Headers may hold bytes that are not UTF-8; they must be refused, not raise.
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()

@@ -54,7 +54,7 @@ SAFE_HEADERS = {
 
 _NOBODY = Caller()
 current_caller: ContextVar[Caller] = ContextVar("rl_access_caller", default=_NOBODY)
-"""Who sent the request that is being answered."""
+"""Sender of the request that is being answered."""
 
 
 @dataclass(frozen=True)

@@ -262,8 +262,8 @@ def _read(path: Path) -> list[AccessKey]:
         ) from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise SecurityError(
-            f"{path} is no file of keys ({error}): restore it, or make a new one with "
-            "rl keys create"
+            f"{path} is not a file of keys ({error}): restore it, or create a new one "
+            "with rl keys create"
         ) from error
 
 

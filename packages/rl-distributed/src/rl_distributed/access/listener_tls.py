@@ -93,7 +93,7 @@ def own_certificates(host: str) -> TlsFiles:
     folder = private_config_folder() / "tls"
     files = TlsFiles.in_folder(folder)
     authority = folder / "authority"
-    # Wildcard addresses are no names; the machine's own are in every certificate.
+    # A wildcard is not an address; this machine's own are in every certificate.
     named = [] if host in ("0.0.0.0", "::", *own_hosts()) else [host]
     try:
         create_private_folder(folder)

@@ -1,6 +1,6 @@
 """From a function of the user's to a coroutine that runs a task.
 
-| parameters | what it is given |
+| parameters | arguments |
 |---|---|
 | `(task, client)` | `openai.AsyncOpenAI`, or `openai.OpenAI` where it is no coroutine |
 | `(task, base_url, api_key)` | the address and the key, for a client of its own |

@@ -1,4 +1,4 @@
-"""What an agent is given, and what it gives back."""
+"""Input and result of an agent on one task."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class AgentResult:
     """How a task ended."""
 
     number: int
-    """That of the job."""
+    """Number of its job."""
     ending: Literal["done", "limit", "error"]
     """By itself, by its time limit, or by an exception."""
     reward: AgentReward | None = None
