@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from access.listeners import STARTS, Keys, Listener, started
 
-from rl_distributed.access.door import Door
+from rl_distributed.access.door import AccessRequest, Door, Refusal
 from rl_distributed.access.roles import ROLES
 from rl_distributed.security.audit import disable_audit, enable_audit
 
@@ -376,4 +376,6 @@ def test_refusals_are_counted_logged_and_in_the_audit_log(
 
 
 def test_a_door_without_any_key_admits_nobody() -> None:
-    assert not Door("x").has_keys
+    with pytest.raises(Refusal) as refused:
+        Door("x").admit(AccessRequest("GET /", authorization="Bearer a"), "view")
+    assert refused.value.reason == "key_unknown"

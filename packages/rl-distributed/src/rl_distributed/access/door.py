@@ -156,11 +156,6 @@ class Door:
         self._replay = replay
         self._buckets: dict[str, TokenBucket] = {}
 
-    @property
-    def has_keys(self) -> bool:
-        """Whether it admits any key."""
-        return self.key_file is not None or bool(self._fixed)
-
     def admit(self, request: AccessRequest, needs: Permission | None) -> Caller:
         """Return the sender of a request.
 
