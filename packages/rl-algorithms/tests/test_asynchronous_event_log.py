@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rl_algorithms.asynchronous import actions as act, events as ev
-from rl_algorithms.asynchronous.event_log import EventLog, replay
+from rl_algorithms.asynchronous.event_log import EventLog, first_change, replay
 from rl_algorithms.asynchronous.workers import TRAINER, Worker
 from rl_algorithms.errors import ScheduleError
 
@@ -98,3 +98,14 @@ def test_an_unknown_event_is_named(driver):
     first = next(iter(driver.log.to_lines()))
     with pytest.raises(ScheduleError, match="must be an event: got type 'Guess'"):
         EventLog.from_lines([first, '{"event": {"type": "Guess"}, "actions": []}'])
+
+
+def test_the_first_other_decision_is_found(driver):
+    lines = list(driver.log.to_lines())
+    assert first_change(lines) is None
+    place = [i for i, line in enumerate(lines) if '"type": "Sample"' in line][3]
+    entry = json.loads(lines[place])
+    logged = entry["actions"]
+    entry["actions"] = logged[:-1]
+    lines[place] = json.dumps(entry)
+    assert first_change(lines) == (place, logged[:-1], logged)

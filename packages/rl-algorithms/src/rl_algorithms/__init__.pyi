@@ -55,6 +55,8 @@ from .registry import (
     get_config_class as get_config_class,
     register_algorithm as register_algorithm,
 )
+from .replay.result import ReplayResult as ReplayResult
+from .replay.run_replay import replay_run as replay_run
 from .rm.config import RMConfig as RMConfig, RMSettings as RMSettings
 from .rm.scoring import RewardModelFn as RewardModelFn
 from .rm.trainer import RMTrainer as RMTrainer

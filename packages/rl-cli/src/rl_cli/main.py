@@ -47,6 +47,10 @@ COMMANDS = {
     "keys": ("rl_cli.commands.keys:keys", "Create, list and revoke access keys."),
     "plan": ("rl_cli.commands.plan:plan", "Estimate memory and layout of a run."),
     "recipes": ("rl_cli.commands.recipes:recipes", "List recipes, or print one."),
+    "replay": (
+        "rl_cli.commands.replay:replay",
+        "Repeat the training of a recorded run.",
+    ),
     "report": ("rl_cli.commands.report:report", "Write an HTML page of a run."),
     "runs": ("rl_cli.commands.runs:runs", "List runs and their state."),
     "serve": ("rl_cli.commands.serve:serve", "Serve a model over HTTP."),

@@ -57,6 +57,7 @@ _WRITES = (
     "logs",
     "checkpoints",
     "metrics.jsonl",
+    "recording",
     "requests",
     "updates.jsonl",
 )

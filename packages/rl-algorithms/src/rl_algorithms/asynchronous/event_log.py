@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -25,7 +25,7 @@ from rl_algorithms.asynchronous.settings import ScheduleSettings, WaitLimits
 from rl_algorithms.asynchronous.workers import Worker
 from rl_algorithms.errors import ScheduleError
 
-__all__ = ["Entry", "EventLog", "replay"]
+__all__ = ["Entry", "EventLog", "first_change", "replay"]
 
 _EVENTS: dict[str, type[Any]] = {cls.__name__: cls for cls in get_args(Event)}
 
@@ -104,6 +104,31 @@ def replay(log: EventLog) -> list[list[Action]]:
     if log.state is not None:
         schedule.load_state_dict(log.state)
     return [schedule.on(entry.event) for entry in log.entries]
+
+
+def first_change(lines: Sequence[str]) -> tuple[int, list[Any], list[Any]] | None:
+    """Return the first event after which a schedule decides otherwise than logged.
+
+    Args:
+        lines: Lines of `EventLog.to_lines`.
+
+    Returns:
+        Number of the event, from 1, the logged actions and those of today's code; None
+        if all are the same.
+
+    Raises:
+        ScheduleError: The lines are not the log of a schedule.
+    """
+    decided = replay(EventLog.from_lines(lines))
+    for number, (line, actions) in enumerate(
+        zip(lines[1:], decided, strict=True), start=1
+    ):
+        logged = json.loads(line)["actions"]
+        # Through JSON, which turns tuples into lists as in the log.
+        now = json.loads(json.dumps([_encode(action) for action in actions]))
+        if now != logged:
+            return number, logged, now
+    return None
 
 
 def _encode(value: Event | Action) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from rl_algorithms.trainers.steps.training_rows import (
     train_metrics,
 )
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.interfaces import LossFunction
 
 __all__ = ["PPOTrainer"]
 
@@ -47,9 +48,13 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
     def _needs(self, has_environment: bool) -> Needs:
         return replace(super()._needs(has_environment), critic=True)
 
+    def _losses(self) -> Mapping[str, LossFunction]:
+        critic = MseValueLossFn(self.config.value_loss_fn)
+        return {**super()._losses(), "critic": critic}
+
     def _setup_algorithm(self) -> None:
         super()._setup_algorithm()
-        self._value_loss = MseValueLossFn(self.config.value_loss_fn)
+        self._value_loss = self._losses()["critic"]
 
     def _learn(self, rows: BatchedDataDict[Any]) -> Mapping[str, Any]:
         train_rows, metrics = trainable_rows(rows, self.config.ppo)
@@ -80,7 +85,6 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
         self, rows: BatchedDataDict[Any], global_batch_size: int
     ) -> dict[str, Any]:
         """Make several passes over the rows, in the same order for both models."""
-        self.prepare_for_training()
         settings = self.config.ppo
         # An untrained critic gives advantages of noise, so the policy waits for it.
         trains_policy = self.state.step >= settings.critic_warmup_steps
@@ -89,12 +93,9 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
             shuffled = rows_of_epoch(
                 rows, seed=self.config.seed, step=self.state.step, epoch=epoch
             )
-            with self.phase("value_training"):
-                values.append(
-                    self.components.required.critic.train(
-                        shuffled, self._value_loss, global_batch_size=global_batch_size
-                    )
-                )
+            values.append(
+                self.train_critic(shuffled, self._value_loss, global_batch_size)
+            )
             if trains_policy:
                 # In each pass: the weights are normalized within the rows of an
                 # optimizer step, which the new order changes.

@@ -141,6 +141,19 @@ class Algorithm(ABC, Generic[ConfigT]):
         """
         return self._at_work.train_policy(rows, loss, global_batch_size)
 
+    def train_critic(
+        self,
+        rows: BatchedDataDict[Any],
+        loss: LossFunction,
+        global_batch_size: int,
+    ) -> Mapping[str, Any]:
+        """Train the critic on rows.
+
+        Returns:
+            The result of `PolicyInterface.train`.
+        """
+        return self._at_work.train_critic(rows, loss, global_batch_size)
+
     def draw_batch(self) -> BatchedDataDict[Any] | None:
         """Return the next batch of the epoch, or None at its end."""
         return self._at_work.draw_batch()
@@ -231,6 +244,13 @@ class Algorithm(ABC, Generic[ConfigT]):
     def _build_loss(self) -> LossFunction:
         """Return the policy's loss; by default, the static method `_compute_loss`."""
         return StaticLoss(self._compute_loss)
+
+    def _losses(self) -> Mapping[str, LossFunction]:
+        """Return the loss of each model that steps train, by its component's name.
+
+        They are those that the steps use; a replay of the run trains with them.
+        """
+        return {"policy": self._build_loss()}
 
     @staticmethod
     def _compute_loss(

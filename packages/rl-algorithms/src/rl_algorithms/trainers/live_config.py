@@ -43,11 +43,12 @@ from rl_distributed.runs.requests import RunRequest
 from rl_distributed.security.audit import audit
 from rl_models.interfaces import GenerationInterface
 
-__all__ = ["LiveConfig", "nothing_runs"]
+__all__ = ["OPTIMIZERS", "LiveConfig", "nothing_runs", "optimizer_settings"]
 
 _logger = get_logger(__name__)
 
-_OPTIMIZERS = ("policy", "critic")
+OPTIMIZERS = ("policy", "critic")
+"""Models whose optimizers can change during a run."""
 
 ConfigT = TypeVar("ConfigT", bound=TrainerConfig)
 
@@ -167,8 +168,8 @@ class LiveConfig(Generic[ConfigT]):
         self._change_given(self._config_at_start, self._trainer.config)
 
     def _change_given(self, old: ConfigT, new: ConfigT) -> None:
-        for name in _OPTIMIZERS:
-            settings, _ = _optimizer_settings(old, new, name)
+        for name in OPTIMIZERS:
+            settings, _ = optimizer_settings(old, new, name)
             part = getattr(self._trainer.given, name)
             if settings and part is not None:
                 part.change_optimizer(**settings)
@@ -265,8 +266,8 @@ class LiveConfig(Generic[ConfigT]):
         Raises:
             ConfigError: See the message.
         """
-        for name in _OPTIMIZERS:
-            settings, _ = _optimizer_settings(old, new, name)
+        for name in OPTIMIZERS:
+            settings, _ = optimizer_settings(old, new, name)
             part = getattr(self._trainer.components, name)
             if settings and not hasattr(part, "change_optimizer"):
                 raise ConfigError(
@@ -290,8 +291,8 @@ class LiveConfig(Generic[ConfigT]):
             # something.
             undo.callback(self._resize, _num_replicas(old))
             self._resize(_num_replicas(new))
-        for name in _OPTIMIZERS:
-            settings, before = _optimizer_settings(old, new, name)
+        for name in OPTIMIZERS:
+            settings, before = optimizer_settings(old, new, name)
             if settings:
                 part = getattr(self._trainer.components, name)
                 part.change_optimizer(**settings)
@@ -361,7 +362,7 @@ def _num_replicas(config: TrainerConfig) -> int | None:
     return None if generation is None else generation.num_replicas
 
 
-def _optimizer_settings(
+def optimizer_settings(
     old: Any, new: Any, name: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the optimizer arguments of a model that changed: new and old values."""

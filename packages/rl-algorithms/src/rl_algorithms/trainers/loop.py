@@ -189,6 +189,7 @@ class TrainingLoop(Generic[ConfigT]):
         rates = self._tools.throughput.take(metrics, timing)
         named |= {f"performance:{name}": value for name, value in rates.items()}
         self._record(named)
+        self._outputs.recorder.end_step(state.step, state.weight_version)
         answers = trainer._take_answers()
         self._outputs.rollouts.add(state.step, answers)
         self._outputs.tables.add_rollouts(state.step, answers)
@@ -254,6 +255,8 @@ class TrainingLoop(Generic[ConfigT]):
         state = trainer.state
         # Signals wait: half a checkpoint is worth less than a late end.
         with self._signals.protected(), self._tools.phase("checkpointing"):
+            # A run that resumes from it must have recorded all steps before it.
+            self._outputs.recorder.flush()
             path = self._outputs.checkpoints.save(
                 state,
                 trainer.components.required.policy,

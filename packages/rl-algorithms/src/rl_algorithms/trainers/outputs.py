@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from rl_algorithms.trainers.checkpoints import RunCheckpoints
+from rl_algorithms.trainers.recording.recorder import TrainingRecorder
 from rl_algorithms.trainers.run.history import History
 from rl_algorithms.trainers.run.result import RESULT, TrainResult, write_result
 from rl_algorithms.trainers.run.state import TrainerState
@@ -50,6 +51,9 @@ class RunOutputs:
         """Sample answers of every training step."""
         self.tables = AnswerTables(self.metrics, tables_every)
         """Tables of both kinds of samples, for experiment trackers."""
+        self.recorder = TrainingRecorder(run_dir, is_on=config.record_training)
+        """Rows of every training call, if they are recorded."""
+        closing.callback(self.recorder.close)
         # A run that had ended and continues now has no result yet.
         (run_dir / RESULT).unlink(missing_ok=True)
         folder = run_dir / CHECKPOINTS
@@ -70,6 +74,7 @@ class RunOutputs:
     def _cut_off(self, step: int) -> History:
         self.samples.resume_at(step)
         self.rollouts.resume_at(step)
+        self.recorder.resume_at(step)
         return History.read(self.metrics.log_dir / "metrics.jsonl", up_to=step)
 
     def write_result(

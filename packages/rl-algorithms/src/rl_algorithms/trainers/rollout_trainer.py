@@ -194,6 +194,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         if self._second_checks is not None:
             self._second_checks.note(result.rows["metadata"])
         self._kept.choose(result, self.state.step)
+        self._at_work.note_answers(result.rows)
         num_tokens = float(result.rows["generation_lengths"].sum())
         return result.rows, {**result.metrics, "num_generated_tokens": num_tokens}
 

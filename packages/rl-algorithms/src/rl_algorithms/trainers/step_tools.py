@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from rl_algorithms.trainers.callbacks import RunHooks
+from rl_algorithms.trainers.recording.recorder import TrainingRecorder
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.run.throughput import Throughput
@@ -15,7 +16,7 @@ from rl_algorithms.trainers.setup.components import Components
 from rl_algorithms.trainers.steps.memory_turns import MemoryTurns
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.timing.timer import Timer
-from rl_models.interfaces import LossFunction
+from rl_models.interfaces import LossFunction, PolicyInterface
 
 __all__ = ["StepTools"]
 
@@ -47,6 +48,7 @@ class StepTools:
         throughput: Counter of trained tokens.
         on_progress: Called at the begin and the end of each phase, and with whatever
             else shows that the run goes on.
+        recorder: Records training calls; None for no recording.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class StepTools:
         signals: SignalGuard,
         throughput: Throughput,
         on_progress: Callable[[], None] = lambda: None,
+        recorder: TrainingRecorder | None = None,
     ) -> None:
         # Weak, because the trainer holds these tools: see `RunHooks`.
         self._trainer_ref = weakref.ref(trainer)
         self._hooks, self._signals, self.throughput = hooks, signals, throughput
         self.note_progress = on_progress
         """Tells the watchdog that the run goes on; may be called from any thread."""
+        self._recorder = recorder
         self._memory = _memory_turns(trainer)
         self.batches: Iterator[BatchedDataDict[Any]] = iter(())
         """Remaining batches of the pass over the data."""
@@ -146,15 +150,55 @@ class StepTools:
         """See `Algorithm.train_policy`."""
         trainer = self._trainer
         self.prepare_for_training()
+        policy = trainer.components.required.policy
         with self.phase("policy_training"):
-            output: Mapping[str, Any] = trainer.components.required.policy.train(
-                rows, loss, global_batch_size=global_batch_size, timer=trainer.timer
+            output = self._train(
+                "policy", policy, rows, loss, global_batch_size, timer=trainer.timer
             )
         self.throughput.note_trained(rows)
         trainer.state.weight_version += rows.size // global_batch_size
         if trainer.components.sync is not None:
             trainer.components.sync.mark_stale()
         return output
+
+    def train_critic(
+        self,
+        rows: BatchedDataDict[Any],
+        loss: LossFunction,
+        global_batch_size: int,
+    ) -> Mapping[str, Any]:
+        """See `Algorithm.train_critic`."""
+        self.prepare_for_training()
+        critic = self._trainer.components.required.critic
+        with self.phase("value_training"):
+            return self._train("critic", critic, rows, loss, global_batch_size)
+
+    def _train(
+        self,
+        name: str,
+        model: PolicyInterface,
+        rows: BatchedDataDict[Any],
+        loss: LossFunction,
+        global_batch_size: int,
+        **options: Any,
+    ) -> Mapping[str, Any]:
+        """Train a model, and record the call."""
+        recorder = self._recorder
+        is_recorded = recorder is not None and recorder.is_on
+        # Before the call: a model in this process may change the rows.
+        copies = recorder.copied(rows) if recorder and is_recorded else ({}, {})
+        output: Mapping[str, Any] = model.train(
+            rows, loss, global_batch_size=global_batch_size, **options
+        )
+        if recorder and is_recorded:
+            step = self._trainer.state.step + 1
+            recorder.add_call(step, name, copies, global_batch_size, output)
+        return output
+
+    def note_answers(self, rows: BatchedDataDict[Any]) -> None:
+        """Record the order, versions and rewards of the answers of a step."""
+        if self._recorder is not None:
+            self._recorder.note_answers(self._trainer.state.step + 1, rows)
 
     def draw_batch(self) -> BatchedDataDict[Any] | None:
         """See `Algorithm.draw_batch`."""

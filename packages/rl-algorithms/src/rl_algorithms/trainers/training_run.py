@@ -31,6 +31,8 @@ from rl_algorithms.trainers.callbacks import Callback, CallbackList, RunHooks
 from rl_algorithms.trainers.live_config import LiveConfig
 from rl_algorithms.trainers.loop import TrainingLoop
 from rl_algorithms.trainers.outputs import RunOutputs
+from rl_algorithms.trainers.recording.recorder import TrainingRecorder
+from rl_algorithms.trainers.recording.recording import start_facts
 from rl_algorithms.trainers.run.cluster_loss import cluster_lost_error
 from rl_algorithms.trainers.run.history import History
 from rl_algorithms.trainers.run.record import write_run_record
@@ -201,6 +203,8 @@ class TrainingRun(Generic[ConfigT]):
         outputs = RunOutputs(
             trainer.config, trainer.run_dir, trainer.algorithm, self._closing
         )
+        # Of the configuration before updates, which a replay repeats.
+        facts = start_facts(trainer) if outputs.recorder.is_on else {}
         # Before workers start, so that a damaged checkpoint is reported in a second.
         info = None if checkpoint is None else outputs.checkpoints.load(checkpoint)
         updates = LiveConfig(
@@ -236,7 +240,9 @@ class TrainingRun(Generic[ConfigT]):
         self._signals.raise_pending()
         # Registered after the components, so that it runs before they close.
         self._closing.callback(trainer._close)
-        self._tools = _equip(trainer, self._hooks, self._signals, self._watchdog.note)
+        self._tools = _equip(
+            trainer, self._hooks, self._signals, self._watchdog.note, outputs.recorder
+        )
         loop = TrainingLoop(
             trainer,
             self._loaders,
@@ -250,6 +256,7 @@ class TrainingRun(Generic[ConfigT]):
         if checkpoint is not None and info is not None:
             loop.restore(checkpoint, info)
             updates.bring_given()
+        outputs.recorder.begin(trainer.state.step, facts)
         self._loop = loop
         return outputs, loop
 
@@ -425,9 +432,10 @@ def _equip(
     hooks: RunHooks,
     signals: SignalGuard,
     on_progress: Callable[[], None] = lambda: None,
+    recorder: TrainingRecorder | None = None,
 ) -> StepTools:
     """Create the tools of a trainer's steps, once its workers exist."""
     throughput = Throughput.of(trainer.config, trainer.components.policy)
-    tools = StepTools(trainer, hooks, signals, throughput, on_progress)
+    tools = StepTools(trainer, hooks, signals, throughput, on_progress, recorder)
     trainer._equip(tools)
     return tools

@@ -24,7 +24,7 @@ from rl_cli.run_diff.difference import PARTS, Rules
 @click.option("--skip", "skipped", metavar="PART", multiple=True,
               type=click.Choice(PARTS),
               help="Part not to compare: configuration, environment, data, events, "
-              "answers, metrics, checkpoints or length. Repeatable.")  # fmt: skip
+              "answers, rows, metrics, checkpoints or length. Repeatable.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def diff(
     first: Path,
@@ -37,10 +37,10 @@ def diff(
     """Show the first step and the first thing in which two runs differ.
 
     Compares what both RUN folders hold: configuration, versions and machine, data
-    fingerprints, event logs of asynchronous training, kept answers, metrics, and
-    checkpoints with weights and training state. Times, rates and the load of the
-    machine are left out, as no seed determines them; so are the folders of the runs
-    and secrets. Runs may be in progress, failed or cut short.
+    fingerprints, event logs of asynchronous training, kept answers, recorded training
+    rows, metrics, and checkpoints with weights and training state. Times, rates and
+    the load of the machine are left out, as no seed determines them; so are the folders
+    of the runs and secrets. Runs may be in progress, failed or cut short.
 
     Exit codes: 0 the runs are the same, 1 they differ, 2 wrong input.
 

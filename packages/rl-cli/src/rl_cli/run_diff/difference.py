@@ -21,12 +21,13 @@ PARTS = (
     "data",
     "events",
     "answers",
+    "rows",
     "metrics",
     "checkpoints",
     "length",
 )
 """Parts of a run, in the order in which a step produces them: a difference in the
-answers precedes one in the metrics of the same step."""
+answers precedes one in the training rows and the metrics of the same step."""
 
 
 @dataclass(frozen=True)

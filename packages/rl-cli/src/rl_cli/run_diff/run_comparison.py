@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from rl_cli.run_diff.checkpoint_comparison import compare_checkpoints
 from rl_cli.run_diff.difference import PARTS, Difference, Part, Rules, StagePair
 from rl_cli.run_diff.event_comparison import compare_events
 from rl_cli.run_diff.metric_comparison import compare_metrics
+from rl_cli.run_diff.row_comparison import compare_rows
 from rl_cli.run_diff.setup_comparison import (
     compare_configuration,
     compare_data,
@@ -97,23 +98,31 @@ def _parts(
         whole = len({tuple(s.name for s in run.stages) for run in runs}) == 1
         yield compare_data(runs, whole=whole)
     for pair in pairs:
-        ended = all(
-            stage.result or run.state == "finished"
-            for run, stage in zip(runs, pair, strict=True)
-        )
-        # Otherwise one log is longer, because one run went further.
-        alike = ended and pair[0].num_steps == pair[1].num_steps
-        if "events" not in skipped:
-            yield compare_events(pair, ended=alike)
-        if "answers" not in skipped:
-            yield compare_answers(pair, rules)
-        if "metrics" not in skipped:
-            yield compare_metrics(pair, rules, ended=ended)
-        if "checkpoints" not in skipped:
-            plain = [functools.partial(without_root, run=run) for run in runs]
-            yield compare_checkpoints(pair, rules, (plain[0], plain[1]))
+        for name, compare in _stage_parts(runs, pair, rules).items():
+            if name not in skipped:
+                yield compare()
     if "length" not in skipped:
         yield from _lengths(runs, pairs)
+
+
+def _stage_parts(
+    runs: tuple[ReadRun, ReadRun], pair: StagePair, rules: Rules
+) -> dict[str, Callable[[], Part]]:
+    """Return the comparisons of a stage by the names of their parts."""
+    ended = all(
+        stage.result or run.state == "finished"
+        for run, stage in zip(runs, pair, strict=True)
+    )
+    # Otherwise one log is longer, because one run went further.
+    alike = ended and pair[0].num_steps == pair[1].num_steps
+    plain = [functools.partial(without_root, run=run) for run in runs]
+    return {
+        "events": lambda: compare_events(pair, ended=alike),
+        "answers": lambda: compare_answers(pair, rules),
+        "rows": lambda: compare_rows(pair, rules),
+        "metrics": lambda: compare_metrics(pair, rules, ended=ended),
+        "checkpoints": lambda: compare_checkpoints(pair, rules, (plain[0], plain[1])),
+    }
 
 
 def _pairs(first: ReadRun, second: ReadRun) -> list[StagePair]:

@@ -103,6 +103,9 @@ def start_ahead(
     config, parts = trainer.config, trainer.components
     sampling = config.sampling
     assert parts.sync is not None  # `check_started`
+    if config.record_training:
+        # In which order answers came is a part of the recording.
+        asynchronous = asynchronous.replace(event_log=True)
     shape = RunShape(
         num_prompts=sampling.num_prompts_per_step,
         num_generations=sampling.num_generations_per_prompt,

@@ -37,6 +37,7 @@ _WRITES = (
     "result.json",
     *RUN_RECORDS,
     "logs",
+    "recording",
     REQUESTS,
     UPDATES,
 )

@@ -138,6 +138,9 @@ class TrainerConfig(Config):
     its name is known, and no such metric otherwise."""
     logger: LoggerConfig = Field(default_factory=LoggerConfig)
     """Sinks of the metrics, and logging."""
+    record_training: bool = False
+    """Whether to write the rows of every training call to `recording/` of the run
+    folder, from which `rl replay` repeats the training bit by bit."""
     control: ControlConfig | None = None
     """Address for `rl ctl`, which admits keys with roles; null for none, so that only
     the owner of the run controls it, through its folder."""

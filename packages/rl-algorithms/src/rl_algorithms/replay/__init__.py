@@ -1,0 +1,1 @@
+"""Replay of what a run has recorded of its training."""
