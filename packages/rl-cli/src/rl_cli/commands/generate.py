@@ -73,6 +73,7 @@ def generate(
 
     texts = _prompts(prompts, file)
     sampling["stop_strings"] = list(sampling.pop("stop")) or None
+    # Without the option `sample` shortens this to the rest of the model's context.
     sampling["max_new_tokens"] = max_new_tokens or _LONGEST_ANSWER
     config = GenerationConfig.from_dict(sampling, source="the command line")
     folder = _model_folder(model)
@@ -92,6 +93,7 @@ def generate(
     for answer in answers:
         if as_json:
             terminal.raw(json.dumps(dataclasses.asdict(answer), ensure_ascii=False))
+        # With one prompt, a column of prompts would only repeat it.
         elif len(texts) == 1:
             terminal.raw(answer.response)
         else:

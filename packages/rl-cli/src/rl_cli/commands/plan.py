@@ -58,6 +58,7 @@ def plan(
     from rl_cli.plan_tables import print_stage, stage_to_dict  # noqa: PLC0415
     from rl_cli.run_config import load_run  # noqa: PLC0415
 
+    # Not complete: memory depends on no data, reward or folder that is still unset.
     run = load_run(name, path, overrides, complete=False)
     gpus = gpus or run.about.planned_for
     found = plan_run(run, gpus, generator_gpus)
