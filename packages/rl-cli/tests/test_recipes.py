@@ -26,7 +26,7 @@ from rl_models import ModelBuildConfig, build_model
 
 Capture = pytest.CaptureFixture[str]
 NAMES = [name for name in recipe_names() if name != "quickstart"]
-# Its workers need the environment of Megatron-core, which only its own tests build.
+# Its workers need the environment of Megatron-core: tests/test_megatron_recipe.py.
 # Sorted by algorithm, because runs of one shape share their processes.
 TRAINED = sorted(
     (name for name in NAMES if name != "megatron-32b"),
