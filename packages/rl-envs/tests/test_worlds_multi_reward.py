@@ -18,6 +18,7 @@ from rl_envs.outcomes import ConversationOutcome, outcome_of
 from rl_envs.registry import create_env, env_registry
 from rl_envs.testing import assert_passed, check_environment, examine_environment
 from rl_envs.testing.findings import Examination
+from rl_envs.tools.environment import ToolEnvironment
 from rl_envs.worlds.arithmetic import ArithmeticEnvironment, ArithmeticTasks
 from rl_envs.worlds.length import LengthConfig, LengthEnvironment
 from rl_envs.worlds.multi_reward import (
@@ -281,3 +282,94 @@ def test_it_fulfils_the_contract_and_crosses_processes() -> None:
     first, second = env.step(logs, rows), copy.step(logs, rows)
     assert floats(total_reward(first.rewards)) == floats(total_reward(second.rewards))
     check_environment(env, logs, rows)
+
+
+class Opened(EnvironmentInterface[Any]):
+    """Opens and closes conversations; ends each after `turns`, rewarding its seed."""
+
+    def __init__(self, turns: int = 1) -> None:
+        self.turns = turns
+        self.open: list[int] = []
+
+    def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> Sequence[Any]:
+        self.open += seeds
+        return [
+            {**row, "opened": seed} for row, seed in zip(metadata, seeds, strict=True)
+        ]
+
+    def step(
+        self, message_log_batch: Sequence[Any], metadata: Sequence[Any]
+    ) -> EnvironmentReturn[Any]:
+        counts = [row.get("count", 0) + 1 for row in metadata]
+        ends = [count >= self.turns for count in counts]
+        return EnvironmentReturn(
+            observations=[{"role": "environment", "content": "."} for _ in metadata],
+            metadata=[
+                {**row, "count": count}
+                for row, count in zip(metadata, counts, strict=True)
+            ],
+            next_stop_strings=[None] * len(metadata),
+            rewards=np.array(
+                [row["opened"] * end for row, end in zip(metadata, ends, strict=True)],
+                np.float32,
+            ),
+            terminateds=np.array(ends, bool),
+            answers=None,
+        )
+
+    def close(self, metadata: Sequence[Any]) -> None:
+        for row in metadata:
+            if row["opened"] in self.open:
+                self.open.remove(row["opened"])
+
+
+def test_parts_begin_and_end_conversations() -> None:
+    """Each with a seed of its own conversation, also those that score at the end."""
+    lead, other, plain = Opened(turns=2), Opened(), ArithmeticEnvironment()
+    environment = of_parts(lead=lead, other=(other, 0.5), plain=plain)
+    given = [{"answer": "46"}, {"answer": "46"}]
+    rows = environment.reset(given, [3, 5])
+    assert given == [{"answer": "46"}] * 2
+    assert (lead.open, other.open) == ([3, 5], [3, 5])
+    first = environment.step([log_of("46")] * 2, rows)
+    assert floats(total_reward(first.rewards)) == [0.0, 0.0]
+    batch = {"rewards": np.zeros(2), "metadata": first.metadata}
+    metrics = environment.global_post_process_and_metrics(batch)[1]
+    assert not any(name.startswith("other/") for name in metrics)
+    # One meets a limit of the rollout, and is closed before it was scored.
+    environment.close(first.metadata[:1])
+    assert (lead.open, other.open) == ([5], [5])
+    second = environment.step([log_of("46")], first.metadata[1:])
+    assert {name: floats(part) for name, part in second.rewards.items()} == {
+        "reward/lead": [5.0], "reward/other": [2.5], "reward/plain": [1.0],
+    }  # fmt: skip
+    for _ in range(2):
+        environment.close(second.metadata)
+        assert (lead.open, other.open) == ([], [])
+
+
+def test_a_judge_of_tools_begins_and_ends_conversations() -> None:
+    def double(number: int) -> int:
+        """Double a number."""
+        return 2 * number
+
+    judge = Opened()
+    environment = ToolEnvironment([double], judge)
+    [row] = environment.reset([{"answer": "4"}], [7])
+    called = environment.step(
+        [
+            log_of(
+                '<tool_call>{"name": "double", "arguments": {"number": 2}}</tool_call>'
+            )
+        ],
+        [row],
+    )
+    assert not called.terminateds.any()
+    ended = environment.step([log_of("4")], called.metadata)
+    assert floats(ended.rewards) == [7.0]
+    assert judge.open == [7]
+    environment.close(ended.metadata)
+    assert judge.open == []
+    none = ToolEnvironment([double], ArithmeticEnvironment())
+    assert none.reset([{"answer": "4"}], [7]) == [{"answer": "4"}]
+    none.close([{"answer": "4"}])

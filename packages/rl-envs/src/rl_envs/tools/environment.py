@@ -31,6 +31,7 @@ from rl_envs.interfaces import (
     Observation,
     Rewards,
     as_columns,
+    has_own,
     last_response,
     num_rows,
 )
@@ -120,6 +121,20 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
     def tool_schemas(self) -> list[dict[str, Any]]:
         """Return the description of each tool."""
         return [tool.schema for tool in self._tools.values()]
+
+    def reset(
+        self, metadata: Sequence[Columns | None], seeds: Sequence[int]
+    ) -> Sequence[Columns | None]:
+        """Begin conversations in the judge, if it does so."""
+        if not has_own(self._judge, "reset"):
+            return metadata
+        begun: Sequence[Columns | None] = self._judge.reset(metadata, seeds)
+        return begun
+
+    def close(self, metadata: Sequence[Columns | None]) -> None:
+        """Release what the judge keeps for conversations."""
+        if has_own(self._judge, "close"):
+            self._judge.close(metadata)
 
     def step(
         self,

@@ -23,6 +23,7 @@ from rl_envs.interfaces import (
     MessageLog,
     Rewards,
     as_columns,
+    has_own,
     num_rows,
     observation_messages,
     total_reward,
@@ -89,6 +90,36 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
         self._parts = checked_parts(parts)
         self._lead, self._others = self._parts[0], self._parts[1:]
 
+    def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> list[Any]:
+        """Begin conversations in the parts that do so.
+
+        Raises:
+            DistributedError: As `step`.
+        """
+        begun: list[dict[str, Any]] = [{} for _ in metadata]
+        for part in self._parts:
+            if not has_own(part.environment, "reset"):
+                continue
+            rows = [part.row(row) for row in metadata]
+            found = _named(
+                part,
+                lambda part=part, rows=rows: part.environment.reset(rows, seeds),  # type: ignore[misc]
+            )
+            for states, columns, row in zip(begun, metadata, found, strict=True):
+                states[part.name] = {_KEPT: _added(part, columns, row)}
+        return [
+            {**(columns or {}), PARTS_KEY: states} if states else columns
+            for columns, states in zip(metadata, begun, strict=True)
+        ]
+
+    def close(self, metadata: Sequence[Any]) -> None:
+        """Release what the parts keep for conversations, even if one of them raises."""
+        with ExitStack() as closing:
+            for part in self._parts:
+                if has_own(part.environment, "close"):
+                    rows = [self._own_row(part, row) for row in metadata]
+                    closing.callback(part.environment.close, rows)
+
     def step(
         self, message_log_batch: Sequence[MessageLog], metadata: Sequence[Any]
     ) -> EnvironmentReturn[Any]:
@@ -99,25 +130,26 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
             EnvironmentContractError: A part other than the first continues.
         """
         size = num_rows(message_log_batch, metadata)
-        lead = self._ask(
-            self._lead, message_log_batch, [self._lead_row(row) for row in metadata]
-        )
+        rows = [self._own_row(self._lead, row) for row in metadata]
+        lead = self._ask(self._lead, message_log_batch, rows)
         ended = np.flatnonzero(to_numpy(lead.terminateds)).tolist()
         # 0 and not NaN for rows that go on: NaN would mean that they are not scored.
         scores = {part.name: np.zeros(size) for part in self._parts}
         scores[self._lead.name] = _scores(lead)
         kept: list[dict[str, Any]] = [
             {
+                # What the other parts began with, until they score.
+                **_states(metadata[row]),
                 self._lead.name: _state(
                     self._lead, metadata[row], lead.metadata[row], lead_score
-                )
+                ),
             }
             for row, lead_score in enumerate(_scores(lead).tolist())
         ]
         said = {row: [_said(self._lead, lead, row)] for row in ended}
         # Only finished conversations: the others judge a result, and may be costly.
         for part in self._others if ended else ():
-            rows = [part.row(_plain(metadata[row])) for row in ended]
+            rows = [self._own_row(part, metadata[row]) for row in ended]
             found = self._ask(part, [message_log_batch[row] for row in ended], rows)
             if not to_numpy(found.terminateds).all():
                 raise EnvironmentContractError(
@@ -150,12 +182,6 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
                 for part in self._parts
             },
         )
-
-    def _lead_row(self, metadata: Any) -> Any:
-        """Return the row for the first part, with its own state if there is one."""
-        row = self._lead.row(_plain(metadata))
-        state = metadata.get(PARTS_KEY) if isinstance(metadata, Mapping) else None
-        return row if state is None else {**row, **state[self._lead.name][_KEPT]}
 
     def _ask(
         self, part: RewardPart, logs: Sequence[MessageLog], rows: Sequence[Any]
@@ -198,10 +224,8 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
     def _own_row(self, part: RewardPart, metadata: Any) -> Any:
         """Return the row with the metadata that the part returned for it."""
         row = part.row(_plain(metadata))
-        state = metadata.get(PARTS_KEY) if isinstance(metadata, Mapping) else None
-        if state is None or part.name not in state:
-            return row
-        return {**row, **state[part.name][_KEPT]}
+        states = _states(metadata)
+        return {**row, **states[part.name][_KEPT]} if part.name in states else row
 
     def unusable_rows(self, metadata: Sequence[Any]) -> dict[int, str]:
         """Return the rows that a part cannot score, naming the part."""
@@ -252,7 +276,8 @@ class MultiRewardEnvironment(EnvironmentInterface[Any]):
         judged = [
             row
             for row, columns in enumerate(metadata)
-            if part.name in ((columns or {}).get(PARTS_KEY) or {})
+            # A part may have begun the conversation, and not scored it.
+            if _SCORE in _states(columns).get(part.name, ())
         ]
         if not judged:
             return None
@@ -294,19 +319,26 @@ def _state(
     part: RewardPart, metadata: Any, returned: Any, score: float
 ) -> dict[str, Any]:
     """Return the score of a part, and the metadata that it added to the row."""
-    before = metadata.get(PARTS_KEY) if isinstance(metadata, Mapping) else None
-    columns = part.row(_plain(metadata)) if before is not None else part.row(metadata)
+    score += _states(metadata).get(part.name, {}).get(_SCORE, 0.0)
+    return {_SCORE: score, _KEPT: _added(part, metadata, returned)}
+
+
+def _states(metadata: Any) -> Mapping[str, Any]:
+    """Return the state of each part that has one."""
+    return (metadata.get(PARTS_KEY) if isinstance(metadata, Mapping) else None) or {}
+
+
+def _added(part: RewardPart, metadata: Any, returned: Any) -> dict[str, Any]:
+    """Return the metadata that a part added to the row."""
+    columns = part.row(_plain(metadata))
     known = columns if isinstance(columns, Mapping) else {}
-    if before is not None and part.name in before:
-        score += before[part.name][_SCORE]
     # Only additions are kept per part: a copy of every column for every part would
     # multiply the metadata that travels with each row.
-    kept = {
+    return {
         name: value
         for name, value in (returned if isinstance(returned, Mapping) else {}).items()
         if name not in known or known[name] is not value
     }
-    return {_SCORE: score, _KEPT: kept}
 
 
 def _metadata(columns: Any, lead: Any, kept: Mapping[str, Any]) -> dict[str, Any]:
