@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from rl_models.errors import UnsupportedModelError
 from rl_models.types import (
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
+    InputRows,
     LogprobOutputSpec,
     LossInputType,
     LossType,
     ReferenceLogprobOutputSpec,
     SamplingParams,
     TopkOutputSpec,
+    TrainingRows,
     TrainOutput,
     ValueOutputSpec,
 )
@@ -60,8 +62,8 @@ class LossFunction(Protocol):
     Each reduction divides by the *global* count, so gradients of micro-batches and of
     ranks are summed, never averaged.
 
-    A loss that compares rows, such as the two of a pair, has an attribute
-    `rows_per_group`: number of consecutive rows that reach it together, in order.
+    It may have the other attributes of `LossTraits`, as a loss that compares the two
+    rows of a pair has `rows_per_group`.
     """
 
     loss_type: LossType
@@ -69,7 +71,7 @@ class LossFunction(Protocol):
 
     def __call__(
         self,
-        data: Any,
+        data: TrainingRows,
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -96,11 +98,11 @@ class PolicyInterface(ABC):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         greedy: bool = False,
         *,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Sample one continuation per row with the present weights, rows in order.
 
         The log-probs of the sampled tokens are those that `get_logprobs` gives for
@@ -122,7 +124,7 @@ class PolicyInterface(ABC):
         )
 
     def get_logprobs(
-        self, data: BatchedDataDict[Any], *, timer: Timer | None = None
+        self, data: InputRows, *, timer: Timer | None = None
     ) -> BatchedDataDict[LogprobOutputSpec]:
         """Log-probs of the tokens under the current weights, rows in input order.
 
@@ -141,7 +143,7 @@ class PolicyInterface(ABC):
 
     def get_reference_policy_logprobs(
         self,
-        data: BatchedDataDict[Any],
+        data: InputRows,
         *,
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
@@ -158,7 +160,7 @@ class PolicyInterface(ABC):
         )
 
     def get_values(
-        self, data: BatchedDataDict[Any], *, timer: Timer | None = None
+        self, data: InputRows, *, timer: Timer | None = None
     ) -> BatchedDataDict[ValueOutputSpec]:
         """Return outputs of a scalar head (`policy.head` value or reward), by row.
 
@@ -178,7 +180,7 @@ class PolicyInterface(ABC):
 
     def get_topk_logits(
         self,
-        data: BatchedDataDict[Any],
+        data: InputRows,
         k: int,
         *,
         temperature: float | None = None,
@@ -208,7 +210,7 @@ class PolicyInterface(ABC):
     @abstractmethod
     def train(
         self,
-        data: BatchedDataDict[Any],
+        data: TrainingRows,
         loss_fn: LossFunction,
         eval_mode: bool = False,
         *,
@@ -289,11 +291,11 @@ class GenerationInterface(ABC):
     @abstractmethod
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         greedy: bool = False,
         *,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Sample one continuation per row, rows in input order."""
 
     @property
@@ -432,7 +434,7 @@ class TrainingBackend(Protocol):
 
     def train_step(
         self,
-        data: BatchedDataDict[Any],
+        data: TrainingRows,
         loss_fn: LossFunction,
         *,
         eval_mode: bool = False,
@@ -444,7 +446,7 @@ class TrainingBackend(Protocol):
 
     def get_logprobs(
         self,
-        data: BatchedDataDict[Any],
+        data: InputRows,
         *,
         micro_batch_size: int,
         reference: bool = False,
@@ -452,15 +454,13 @@ class TrainingBackend(Protocol):
         """[B, S] log-probs of this rank's shard."""
         ...
 
-    def get_values(
-        self, data: BatchedDataDict[Any], *, micro_batch_size: int
-    ) -> Tensor:
+    def get_values(self, data: InputRows, *, micro_batch_size: int) -> Tensor:
         """[B, S] numbers of a scalar head for this rank's shard."""
         ...
 
     def get_topk_logits(
         self,
-        data: BatchedDataDict[Any],
+        data: InputRows,
         *,
         k: int,
         micro_batch_size: int,
@@ -511,11 +511,11 @@ class GenerationBackend(Protocol):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         *,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Sample one continuation per row."""
         ...
 

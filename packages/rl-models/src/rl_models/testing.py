@@ -21,7 +21,12 @@ from rl_models.build.model import ModelBuildConfig, TokenizerBuildConfig, build_
 from rl_models.errors import ModelsError
 from rl_models.interfaces import GenerationBackend, TrainingBackend
 from rl_models.lora_config import LoRAConfig
-from rl_models.types import LossInputType, LossType
+from rl_models.types import (
+    GenerationInput,
+    LossInputType,
+    LossType,
+    TrainingRows,
+)
 from rl_models.weights.adapters import adapted_layer, file_name
 
 __all__ = [
@@ -92,7 +97,7 @@ def _require(holds: bool, rule: str) -> None:
         raise ContractError(rule)
 
 
-def _prompt_batch(seed: int = 0) -> BatchedDataDict[Any]:
+def _prompt_batch(seed: int = 0) -> GenerationInput:
     """Three prompts of different lengths, two of them twice."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.tensor([3, 3, 7, 5, 5])
@@ -191,7 +196,9 @@ def _check_output(data: Mapping[str, Any], output: Mapping[str, Any]) -> None:
 
 
 def _check_weight_update(
-    backend: GenerationBackend, folder: str | Path, data: BatchedDataDict[Any]
+    backend: GenerationBackend,
+    folder: str | Path,
+    data: GenerationInput,
 ) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     zeros = [
@@ -332,12 +339,14 @@ def check_training_backend(
         ContractError: The rule that is broken.
     """
     backend = make_backend()
-    data = _prompt_batch()
-    rows = len(data["input_lengths"])
-    width = data["input_ids"].shape[1]
-    data["token_mask"] = torch.arange(width) < data["input_lengths"][:, None]
-    data["token_mask"][:, 0] = False
-    data["sample_mask"] = torch.ones(rows)
+    prompts = _prompt_batch()
+    rows = prompts.size
+    columns = torch.arange(prompts["input_ids"].shape[1])
+    mask = columns < prompts["input_lengths"][:, None]
+    mask[:, 0] = False
+    data: TrainingRows = BatchedDataDict(
+        {**prompts, "token_mask": mask, "sample_mask": torch.ones(rows)}
+    )
     real = data["token_mask"]
     before = backend.get_logprobs(data, micro_batch_size=2)
     truth = reference_logprobs(folder, data["input_ids"])

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from rl_distributed.batch.schema import ColumnSpec, Schema
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = [
     "GENERATION_INPUT",
@@ -22,16 +24,21 @@ __all__ = [
     "SEQUENCES",
     "TRAINING_ROWS",
     "GenerationDatumSpec",
+    "GenerationInput",
+    "GenerationOutput",
     "GenerationOutputSpec",
+    "InputRows",
     "LogprobOutputSpec",
     "LossInputType",
     "LossType",
     "ReferenceLogprobOutputSpec",
     "SamplingParams",
     "SequenceDatumSpec",
+    "TokenDatumSpec",
     "TopkOutputSpec",
     "TrainDatumSpec",
     "TrainOutput",
+    "TrainingRows",
     "ValueOutputSpec",
 ]
 
@@ -61,30 +68,37 @@ class LossInputType(Enum):
     [B, S-1]; 0.0 where `token_mask[:, 1:]` is 0."""
 
 
-class SequenceDatumSpec(TypedDict):
-    """Columns of rows that a model reads, as `get_logprobs` and `get_values` do."""
+class TokenDatumSpec(TypedDict):
+    """Columns of all rows that go into a model."""
 
     input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
-    """Right-padded."""
+    """[B, S] int64, right-padded."""
     input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
-    """Tokens per row."""
+    """[B] tokens per row."""
+
+
+class SequenceDatumSpec(TokenDatumSpec):
+    """Columns of rows that a model reads, as `get_logprobs` and `get_values` do."""
+
     token_mask: NotRequired[Annotated[Tensor, ColumnSpec(("rows", "tokens"), "number")]]
     """1 where the token is asked about."""
     value_mask: NotRequired[Annotated[Tensor, ColumnSpec(("rows", "tokens"), "number")]]
     """1 where a value is asked for; see `get_values`."""
 
 
-class TrainDatumSpec(TypedDict):
+class TrainDatumSpec(TokenDatumSpec):
     """Columns that every training batch has; a loss may need more."""
 
-    input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
-    """[B, S] int64, right-padded."""
-    input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
-    """[B] tokens per row."""
     token_mask: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "number")]
     """[B, S] 1 where the token is trained on."""
     sample_mask: Annotated[Tensor, ColumnSpec(("rows",), "number")]
     """[B] 1 where the row counts."""
+
+
+InputRows: TypeAlias = "BatchedDataDict[TokenDatumSpec]"
+"""Rows that go into a model, with any further columns."""
+TrainingRows: TypeAlias = "BatchedDataDict[TrainDatumSpec]"
+"""Rows that are trained on, with any further columns."""
 
 
 class LogprobOutputSpec(TypedDict):
@@ -122,13 +136,9 @@ class TopkOutputSpec(TypedDict):
     that `topk_logits - topk_log_normalizer` are log-probs."""
 
 
-class GenerationDatumSpec(TypedDict):
+class GenerationDatumSpec(TokenDatumSpec):
     """Input of `generate`."""
 
-    input_ids: Annotated[Tensor, ColumnSpec(("rows", "tokens"), "integer")]
-    """[B, S] int64, right-padded."""
-    input_lengths: Annotated[Tensor, ColumnSpec(("rows",), "integer")]
-    """[B] tokens per row."""
     stop_strings: NotRequired[
         Annotated[Sequence[Sequence[str] | None], ColumnSpec(("rows",), "list")]
     ]
@@ -157,6 +167,11 @@ class GenerationOutputSpec(TypedDict):
     """[B, S] int64: version of the weights that sampled each token; -1 at the input
     positions and at padding."""
 
+
+GenerationInput: TypeAlias = "BatchedDataDict[GenerationDatumSpec]"
+"""Rows to continue, with any further columns."""
+GenerationOutput: TypeAlias = "BatchedDataDict[GenerationOutputSpec]"
+"""Sampled rows, with any further columns."""
 
 # torch is imported by type checkers only, as this module is read at every start.
 SEQUENCES = Schema.of(SequenceDatumSpec, "rows", Tensor=object)

@@ -1,4 +1,5 @@
 from .batched_data_dict import (
+    AnyRows as AnyRows,
     BatchedDataDict as BatchedDataDict,
     DynamicBatchingArgs as DynamicBatchingArgs,
     SequencePackingArgs as SequencePackingArgs,

@@ -16,7 +16,7 @@ from __future__ import annotations
 import copy
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 
@@ -36,17 +36,23 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 __all__ = [
+    "AnyRows",
     "BatchedDataDict",
     "DynamicBatchingArgs",
     "SequencePackingArgs",
     "SlicedDataDict",
 ]
 
-DictT = TypeVar("DictT")
+DictT = TypeVar("DictT", covariant=True)
 
 
 class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     """A dict of columns with the same number of rows.
+
+    `BatchedDataDict[Points]`, with a `TypedDict` of the columns, says which ones a
+    function needs. A type checker then knows the columns of `columns`, and takes rows
+    with more of them as well; what `batch["name"]` gives it does not know. `AnyRows`
+    is for functions that take any columns.
 
     Pickling moves tensors out of band (see `tensor_buffers`): values only, to the CPU.
     Tensors received through Ray lie in memory that all readers of the object share:
@@ -92,6 +98,14 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             listed = ", ".join(f"{key} has {size}" for key, size in sizes.items())
             raise BatchError(f"columns must have the same number of rows: {listed}")
         return next(iter(sizes.values()), 0)
+
+    @property
+    def columns(self) -> DictT:
+        """The same columns, each with the type that the `TypedDict` gives it.
+
+        To read: a column that is set here is not checked as `batch[name] = column` is.
+        """
+        return cast("DictT", self.data)
 
     def get_dict(self) -> dict[str, Any]:
         """Return the underlying dict."""
@@ -228,7 +242,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             )
         return result
 
-    def slice(self, start: int, end: int) -> SlicedDataDict:
+    def slice(self, start: int, end: int) -> SlicedDataDict[DictT]:
         """Rows `[start, end)`; tensors are views.
 
         Raises:
@@ -243,7 +257,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             for key, column in self.data.items()
         )
 
-    def chunk(self, rank: int, chunks: int) -> SlicedDataDict:
+    def chunk(self, rank: int, chunks: int) -> SlicedDataDict[DictT]:
         """Part `rank` of `chunks` equal contiguous parts; tensors are copies.
 
         Raises:
@@ -331,7 +345,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         dynamic_batching_args: None = None,
         sequence_packing_args: None = None,
         rows_per_group: int = 1,
-    ) -> list[SlicedDataDict]: ...
+    ) -> list[SlicedDataDict[DictT]]: ...
 
     @overload
     def shard_by_batch_size(
@@ -343,7 +357,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         dynamic_batching_args: DynamicBatchingArgs,
         sequence_packing_args: None = None,
         rows_per_group: int = 1,
-    ) -> tuple[list[SlicedDataDict], list[int]]: ...
+    ) -> tuple[list[SlicedDataDict[DictT]], list[int]]: ...
 
     @overload
     def shard_by_batch_size(
@@ -355,7 +369,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         *,
         sequence_packing_args: SequencePackingArgs,
         rows_per_group: int = 1,
-    ) -> tuple[list[SlicedDataDict], list[int]]: ...
+    ) -> tuple[list[SlicedDataDict[DictT]], list[int]]: ...
 
     def shard_by_batch_size(
         self,
@@ -365,7 +379,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         dynamic_batching_args: DynamicBatchingArgs | None = None,
         sequence_packing_args: SequencePackingArgs | None = None,
         rows_per_group: int = 1,
-    ) -> list[SlicedDataDict] | tuple[list[SlicedDataDict], list[int]]:
+    ) -> list[SlicedDataDict[DictT]] | tuple[list[SlicedDataDict[DictT]], list[int]]:
         """Split the rows for `shards` data-parallel ranks.
 
         The rows are cut into global batches of `batch_size` (default: all of them),
@@ -409,7 +423,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             return parts
         return parts, plan.order
 
-    def _apply(self, plan: ShardPlan, width: int | None) -> list[SlicedDataDict]:
+    def _apply(self, plan: ShardPlan, width: int | None) -> list[SlicedDataDict[DictT]]:
         shards = []
         for number, rows in enumerate(plan.rows):
             shard = self._sliced(self._select(rows).items())
@@ -426,7 +440,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
 
     def get_batch(
         self, batch_idx: int, batch_size: int | None = None
-    ) -> SlicedDataDict:
+    ) -> SlicedDataDict[DictT]:
         """Return the rows of one global batch on this shard, with its micro-batch plan.
 
         Args:
@@ -441,7 +455,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
 
     def make_microbatch_iterator(
         self, microbatch_size: int
-    ) -> Iterator[SlicedDataDict]:
+    ) -> Iterator[SlicedDataDict[DictT]]:
         """Slices of `microbatch_size` rows.
 
         Raises:
@@ -451,7 +465,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
 
     def make_microbatch_iterator_with_dynamic_shapes(
         self, sequence_dim: int = 1
-    ) -> Iterator[SlicedDataDict]:
+    ) -> Iterator[SlicedDataDict[DictT]]:
         """Return the micro-batches of dynamic batching, each cut to its padded length.
 
         Tensors as wide as the input column was at sharding are cut in `sequence_dim`.
@@ -464,7 +478,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
 
     def make_microbatch_iterator_for_packable_sequences(
         self,
-    ) -> Iterator[SlicedDataDict]:
+    ) -> Iterator[SlicedDataDict[DictT]]:
         """Return the rows of each bin of sequence packing, still padded.
 
         Packing is yours.
@@ -499,19 +513,23 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         for name in micro_batches.PLAN_FIELDS:
             setattr(self, name, None)
 
-    def _sliced(self, items: Iterable[tuple[str, Any]]) -> SlicedDataDict:
-        made = SlicedDataDict()
+    def _sliced(self, items: Iterable[tuple[str, Any]]) -> SlicedDataDict[DictT]:
+        made: SlicedDataDict[DictT] = SlicedDataDict()
         made.data = dict(items)
         return made
 
 
-class SlicedDataDict(BatchedDataDict[Any]):
+class SlicedDataDict(BatchedDataDict[DictT]):
     """A shard or a slice of a `BatchedDataDict`."""
 
 
+AnyRows: TypeAlias = BatchedDataDict[object]
+"""Rows of which any columns are taken, as where they are only passed on."""
+
+
 def _rebuild(
-    cls: type[BatchedDataDict[Any]], encoded: dict[str, Any], state: dict[str, Any]
-) -> BatchedDataDict[Any]:
+    cls: type[AnyRows], encoded: dict[str, Any], state: dict[str, Any]
+) -> AnyRows:
     made = cls.__new__(cls)
     made.__dict__.update(state)
     made.data = {key: decode(column) for key, column in encoded.items()}

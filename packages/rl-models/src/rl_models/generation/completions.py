@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_models.types import GenerationOutputSpec
+from rl_models.types import GenerationOutput
 
 __all__ = ["Completion", "join_rows"]
 
@@ -33,7 +33,7 @@ def join_rows(
     lengths: IntArray,
     completions: Sequence[Completion],
     pad_token_id: int,
-) -> BatchedDataDict[GenerationOutputSpec]:
+) -> GenerationOutput:
     """Return inputs and completions as one batch."""
     new_lengths = np.array([len(row.tokens) for row in completions], dtype=np.int64)
     totals = lengths + new_lengths

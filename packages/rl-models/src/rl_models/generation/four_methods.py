@@ -29,7 +29,11 @@ from rl_models.generation.sampling import check_sampling_params
 from rl_models.generation.traits import GenerationTraits
 from rl_models.registry import get_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
-from rl_models.types import SamplingParams
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+    SamplingParams,
+)
 
 __all__ = ["FourMethodBackend", "PromptSampling", "build_generation_backend"]
 
@@ -135,11 +139,11 @@ class FourMethodBackend:
 
     def generate(
         self,
-        data: BatchedDataDict[Any],
+        data: GenerationInput,
         *,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[Any]:
+    ) -> GenerationOutput:
         """Continue every row; see `GenerationBackend.generate`.
 
         The result has `logprobs` where the backend gives any.
@@ -194,7 +198,11 @@ class FourMethodBackend:
         return [answer._replace(logprobs=None) for answer in answers]
 
     def _request(
-        self, data: Any, params: SamplingParams, limit: int, greedy: bool
+        self,
+        data: GenerationInput,
+        params: SamplingParams,
+        limit: int,
+        greedy: bool,
     ) -> PromptSampling:
         seeds = data.get("seeds")
         if seeds is None:
@@ -284,7 +292,7 @@ class FourMethodBackend:
 
     def _columns(
         self, rows: list[list[int]], answers: list[_Answer]
-    ) -> BatchedDataDict[Any]:
+    ) -> GenerationOutput:
         """Return the columns of `GenerationOutputSpec`."""
         given = [answer.logprobs is not None for answer in answers]
         if any(given) and not all(given):

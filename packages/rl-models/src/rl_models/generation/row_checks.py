@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 from rl_distributed.errors import BatchError
 from rl_models.errors import GenerationError
 from rl_models.types import (
     GENERATION_INPUT,
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
 )
 
 __all__ = ["check_same_rows", "check_versions", "columns_to_sample", "rows_digest"]
 
 
 def columns_to_sample(
-    data: BatchedDataDict[Any],
-) -> BatchedDataDict[GenerationDatumSpec]:
+    data: AnyRows,
+) -> GenerationInput:
     """Return the columns that replicas need.
 
     Raises:
@@ -30,7 +32,7 @@ def columns_to_sample(
             rows.
     """
     GENERATION_INPUT.check(data)
-    rows: BatchedDataDict[GenerationDatumSpec] = BatchedDataDict(
+    rows: GenerationInput = BatchedDataDict(
         {name: column for name, column in data.items() if name in GENERATION_INPUT}
     )
     if not rows.size:
@@ -38,9 +40,7 @@ def columns_to_sample(
     return rows
 
 
-def check_versions(
-    outputs: Sequence[BatchedDataDict[GenerationOutputSpec]], oldest: int
-) -> None:
+def check_versions(outputs: Sequence[GenerationOutput], oldest: int) -> None:
     """Refuse rows of older weights than those served when the call began.
 
     Raises:
@@ -56,14 +56,14 @@ def check_versions(
             )
 
 
-def rows_digest(output: BatchedDataDict[GenerationOutputSpec]) -> int:
+def rows_digest(output: GenerationOutput) -> int:
     """Return a number that differs if the sampled tokens of two workers do."""
     # A checksum is enough, and spares sending the rows of every worker.
     return zlib.crc32(output["output_ids"].contiguous().numpy().tobytes())
 
 
 def check_same_rows(
-    output: BatchedDataDict[GenerationOutputSpec],
+    output: GenerationOutput,
     digests: Sequence[int | None],
     replica: int,
 ) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, DistributedError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.registrations import Registration
@@ -26,8 +25,8 @@ from rl_models.registry import adopt_generation_backends
 from rl_models.types import (
     GENERATION_INPUT,
     GENERATION_OUTPUT,
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
     SamplingParams,
 )
 from rl_models.weight_request import LoadReport, WeightRequest
@@ -98,11 +97,11 @@ class GenerationWorker:
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
         first_row: int = 0,
-    ) -> BatchedDataDict[GenerationOutputSpec] | int | None:
+    ) -> GenerationOutput | int | None:
         """Continue this replica's rows, which begin at `first_row` of the batch.
 
         Of several workers that hold its model, only the first returns the rows; the
@@ -116,7 +115,7 @@ class GenerationWorker:
             )
         GENERATION_INPUT.check(data)
         try:
-            output: BatchedDataDict[GenerationOutputSpec] = self._backend.generate(
+            output: GenerationOutput = self._backend.generate(
                 data, greedy=greedy, sampling=sampling
             )
         except BatchError as error:

@@ -26,7 +26,11 @@ from rl_models.replicas.replicas import Replicas
 from rl_models.replicas.row_queue import serve_parts
 from rl_models.replicas.server import ReplicaServer
 from rl_models.replicas.workers import ReplicaWorkers
-from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+    SamplingParams,
+)
 from rl_models.weight_request import Pending, WeightRequest
 from rl_models.weights.following import Following
 from rl_models.weights.protocols import WeightSource
@@ -202,11 +206,11 @@ class GenerationPolicy(GenerationInterface):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         greedy: bool = False,
         *,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Sample one continuation per row; see `GenerationInterface.generate`.
 
         A row's sample depends on its tokens, its seed and the weights, not on the
@@ -218,7 +222,9 @@ class GenerationPolicy(GenerationInterface):
         if self._following is not None:
             self._following.update()
 
-        def generate(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+        def generate(
+            rows: GenerationInput,
+        ) -> GenerationOutput:
             with self._fleet.uses.one():
                 return self._generate(rows, greedy, sampling)
 
@@ -251,10 +257,10 @@ class GenerationPolicy(GenerationInterface):
 
     def _generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         greedy: bool,
         sampling: SamplingParams | None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         if self._served.refusal:
             raise GenerationError(
                 f"Nothing is generated: {self._served.refusal} Call "
@@ -290,7 +296,7 @@ class GenerationPolicy(GenerationInterface):
         outputs = serve_parts(len(parts), server)
         check_versions(outputs, oldest)
         if len(outputs) == 1:
-            only: BatchedDataDict[GenerationOutputSpec] = outputs[0]
+            only: GenerationOutput = outputs[0]
             return only
         return BatchedDataDict.from_batches(
             outputs,
@@ -300,7 +306,7 @@ class GenerationPolicy(GenerationInterface):
             },
         )
 
-    def _parts(self, rows: BatchedDataDict[Any]) -> list[tuple[int, int]]:
+    def _parts(self, rows: GenerationInput) -> list[tuple[int, int]]:
         """Return contiguous parts of the rows, with equal prompts kept together."""
         count = num_parts(
             rows.size,
@@ -353,8 +359,8 @@ class GenerationPolicy(GenerationInterface):
         return self._updates.start(source, request)
 
     def generate_on_each(
-        self, rows: BatchedDataDict[Any], sampling: SamplingParams
-    ) -> dict[int, BatchedDataDict[GenerationOutputSpec]]:
+        self, rows: GenerationInput, sampling: SamplingParams
+    ) -> dict[int, GenerationOutput]:
         """Get the same rows on every serving replica at the same time, by replica."""
         return self._updates.generate_on_each(rows, sampling)
 

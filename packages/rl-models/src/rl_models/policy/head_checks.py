@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
+from rl_models.loss_traits import LossTraits
 from rl_models.types import LossInputType
 
 __all__ = ["check_lm_head", "check_loss_fits_head", "check_scalar_head"]
@@ -42,7 +43,7 @@ def check_loss_fits_head(config: PolicyConfig, loss_fn: object) -> None:
         ConfigError: It does not fit.
     """
     name = type(loss_fn).__name__
-    kind = getattr(loss_fn, "input_type", LossInputType.LOGPROB)
+    kind = LossTraits.of(loss_fn).input_type
     what = f"the loss {name} (input_type {kind.value!r})"
     if kind is LossInputType.VALUE:
         check_scalar_head(config, what)

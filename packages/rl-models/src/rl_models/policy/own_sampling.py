@@ -18,7 +18,11 @@ from rl_models.training.worker_sampler import (
     sampling_config,
     shares_weights,
 )
-from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+    SamplingParams,
+)
 
 __all__ = ["OwnSampling"]
 
@@ -45,23 +49,28 @@ class OwnSampling:
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         greedy: bool,
         sampling: SamplingParams | None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Sample one continuation per row; see `TrainingPolicy.generate`."""
         check_lm_head(self._ranks.config, "generate")
         if sampling is not None:
             check_sampling_params(sampling)
 
-        def generate(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+        def generate(
+            rows: GenerationInput,
+        ) -> GenerationOutput:
             return self._sample(columns_to_sample(rows), greedy, sampling)
 
         return self._texts.sample(data, generate) if has_texts(data) else generate(data)
 
     def _sample(
-        self, rows: BatchedDataDict[Any], greedy: bool, sampling: SamplingParams | None
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+        self,
+        rows: GenerationInput,
+        greedy: bool,
+        sampling: SamplingParams | None,
+    ) -> GenerationOutput:
         sampling = self._with_limit(sampling, int(rows["input_lengths"].max()))
         if "seeds" not in rows:
             seed = sampling_config(self._ranks.config).seed
@@ -89,7 +98,7 @@ class OwnSampling:
             results = ranks.call_each("generate", shares, **settings)
         outputs = [output for output, _ in results if output is not None]
         if len(outputs) == 1:
-            only: BatchedDataDict[GenerationOutputSpec] = outputs[0]
+            only: GenerationOutput = outputs[0]
             return only
         pads = {"output_ids": results[0][1], "token_versions": -1}
         return BatchedDataDict.from_batches(outputs, pad_value_dict=pads)

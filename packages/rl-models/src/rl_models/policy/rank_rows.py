@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 from rl_distributed.batch.schema import Schema
 from rl_distributed.errors import BatchError
 from rl_models.config import PolicyConfig
@@ -19,8 +23,10 @@ __all__ = [
     "with_extra_rows",
 ]
 
+T = TypeVar("T")
 
-def check_rows(data: BatchedDataDict[Any], schema: Schema, row_limit: int) -> None:
+
+def check_rows(data: AnyRows, schema: Schema, row_limit: int) -> None:
     """Refuse a batch that the ranks cannot take.
 
     Args:
@@ -52,8 +58,8 @@ def check_rows(data: BatchedDataDict[Any], schema: Schema, row_limit: int) -> No
 
 
 def fit_shares(
-    data: BatchedDataDict[Any], global_batch_size: int, shares: int, group: int
-) -> tuple[BatchedDataDict[Any], int]:
+    data: BatchedDataDict[T], global_batch_size: int, shares: int, group: int
+) -> tuple[BatchedDataDict[T], int]:
     """Pad a global batch with rows that do not count, if its shares are uneven.
 
     Args:
@@ -97,8 +103,8 @@ def fit_shares(
 
 
 def with_extra_rows(
-    data: BatchedDataDict[Any], extra: int, group: int = 1
-) -> BatchedDataDict[Any]:
+    data: BatchedDataDict[T], extra: int, group: int = 1
+) -> BatchedDataDict[T]:
     """Return the batch followed by copies of its last group of rows."""
     # Copies, because rows without tokens would be refused, and whole groups, which the
     # loss compares within.
@@ -107,11 +113,11 @@ def with_extra_rows(
 
 
 def shard(
-    data: BatchedDataDict[Any],
+    data: BatchedDataDict[T],
     global_batch_size: int,
     shares: int,
     budget: dict[str, Any],
-) -> tuple[list[Any], list[int] | None]:
+) -> tuple[Sequence[BatchedDataDict[T]], list[int] | None]:
     """Return the shard of each rank, and the new order of rows if it has changed."""
     if len(budget) > ("rows_per_group" in budget):
         shards, order = data.shard_by_batch_size(shares, global_batch_size, **budget)

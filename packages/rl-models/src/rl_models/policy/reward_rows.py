@@ -20,7 +20,11 @@ from torch import Tensor
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError
-from rl_models.types import LossInputType, LossType
+from rl_models.types import (
+    LossInputType,
+    LossType,
+    TrainingRows,
+)
 
 __all__ = ["ReinforceLoss", "Rewards", "baselines", "reinforce_rows"]
 
@@ -66,7 +70,7 @@ class ReinforceLoss:
         return loss, {"loss": loss.item()}
 
 
-def reinforce_rows(data: Mapping[str, Any], rewards: Any) -> BatchedDataDict[Any]:
+def reinforce_rows(data: Mapping[str, Any], rewards: Any) -> TrainingRows:
     """Make rows to train on with `ReinforceLoss`.
 
     Args:

@@ -7,10 +7,17 @@ from typing import Any
 
 import torch
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 from rl_distributed.errors import BatchError
 from rl_models.tokens.chat import encode_prompt
 from rl_models.tokens.tokenizer import decode_rows, load_tokenizer, pad_token_id
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+)
 
 __all__ = ["TextRows", "has_texts"]
 
@@ -37,9 +44,12 @@ class TextRows:
 
     def sample(
         self,
-        data: BatchedDataDict[Any],
-        generate: Callable[[BatchedDataDict[Any]], BatchedDataDict[Any]],
-    ) -> BatchedDataDict[Any]:
+        data: AnyRows,
+        generate: Callable[
+            [GenerationInput],
+            GenerationOutput,
+        ],
+    ) -> GenerationOutput:
         """Sample answers to the texts of a batch.
 
         Args:
@@ -67,7 +77,7 @@ class TextRows:
         )
         return BatchedDataDict({**data, **output, "response": texts})
 
-    def _encoded(self, data: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+    def _encoded(self, data: AnyRows) -> GenerationInput:
         prompts = data["prompt"]
         if not len(prompts):
             raise BatchError("The batch has no rows; generate needs at least one.")

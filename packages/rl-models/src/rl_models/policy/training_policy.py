@@ -7,7 +7,10 @@ from typing import Any
 
 import torch
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
 from rl_distributed.timing.timer import Timer
@@ -16,6 +19,7 @@ from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import AnyPath, LossFunction, PolicyInterface
 from rl_models.lora_config import LoRAConfig
+from rl_models.loss_traits import LossTraits
 from rl_models.policy.head_checks import (
     check_lm_head,
     check_loss_fits_head,
@@ -39,8 +43,9 @@ from rl_models.policy.weight_versions import WeightVersions
 from rl_models.types import (
     SEQUENCES,
     TRAINING_ROWS,
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
+    InputRows,
     LogprobOutputSpec,
     ReferenceLogprobOutputSpec,
     SamplingParams,
@@ -165,11 +170,11 @@ class TrainingPolicy(PolicyInterface):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         greedy: bool = False,
         *,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Sample one continuation per row; see `PolicyInterface.generate`.
 
         The rows are shared among the training workers, each of which decodes its part
@@ -193,7 +198,7 @@ class TrainingPolicy(PolicyInterface):
 
     def train(
         self,
-        data: BatchedDataDict[Any],
+        data: AnyRows,
         loss_fn: LossFunction | Rewards,
         eval_mode: bool = False,
         *,
@@ -220,8 +225,7 @@ class TrainingPolicy(PolicyInterface):
             global_batch_size or self.config.train_global_batch_size or data.size
         )
         micro_batch_size = micro_batch_size or self.config.train_micro_batch_size
-        # A property of losses on pairs or groups; a plain function has none.
-        group: int = getattr(loss_fn, "rows_per_group", 1)
+        group = LossTraits.of(loss_fn).rows_per_group
         # Rows that the loss compares with each other stay in one micro-batch.
         micro_batch_size += -micro_batch_size % group
         with _span(timer, "policy_training/sharding_data"):
@@ -264,13 +268,13 @@ class TrainingPolicy(PolicyInterface):
         self._ranks.config = changed
 
     def get_logprobs(
-        self, data: BatchedDataDict[Any], *, timer: Timer | None = None
+        self, data: InputRows, *, timer: Timer | None = None
     ) -> BatchedDataDict[LogprobOutputSpec]:
         """Return current log-probs; see `PolicyInterface.get_logprobs`."""
         return self._logprobs("get_logprobs", data, None, False, timer)
 
     def get_values(
-        self, data: BatchedDataDict[Any], *, timer: Timer | None = None
+        self, data: InputRows, *, timer: Timer | None = None
     ) -> BatchedDataDict[ValueOutputSpec]:
         """Return the outputs of a scalar head; see `PolicyInterface.get_values`.
 
@@ -284,7 +288,7 @@ class TrainingPolicy(PolicyInterface):
 
     def get_topk_logits(
         self,
-        data: BatchedDataDict[Any],
+        data: InputRows,
         k: int,
         *,
         temperature: float | None = None,
@@ -314,7 +318,7 @@ class TrainingPolicy(PolicyInterface):
 
     def get_reference_policy_logprobs(
         self,
-        data: BatchedDataDict[Any],
+        data: InputRows,
         *,
         micro_batch_size: int | None = None,
         timer: Timer | None = None,
@@ -336,11 +340,11 @@ class TrainingPolicy(PolicyInterface):
     def _logprobs(
         self,
         name: str,
-        data: BatchedDataDict[Any],
+        data: InputRows,
         micro_batch_size: int | None,
         reference: bool,
         timer: Timer | None,
-    ) -> BatchedDataDict[Any]:
+    ) -> BatchedDataDict[LogprobOutputSpec]:
         check_lm_head(self.config, name)
         return self._per_token(
             data,
@@ -353,7 +357,7 @@ class TrainingPolicy(PolicyInterface):
 
     def _per_token(
         self,
-        data: BatchedDataDict[Any],
+        data: InputRows,
         columns: tuple[str, ...],
         method: str,
         micro_batch_size: int | None,
@@ -365,7 +369,7 @@ class TrainingPolicy(PolicyInterface):
         num_rows = data.size
         # Other columns, such as texts and rewards, would travel for nothing.
         names = ("input_ids", "input_lengths", *columns)
-        part: BatchedDataDict[Any] = BatchedDataDict(
+        part: InputRows = BatchedDataDict(
             {name: data[name] for name in names if name in data}
         )
         reference = arguments.get("reference", False)

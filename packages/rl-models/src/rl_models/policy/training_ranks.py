@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
@@ -129,7 +130,7 @@ class TrainingRanks:
         limit = deadline_s or self.config.call_deadline_s
         return self.group.get_all_worker_results(future, deadline_s=limit)
 
-    def call_each(self, method: str, parts: list[Any], **common: Any) -> list[Any]:
+    def call_each(self, method: str, parts: Sequence[Any], **common: Any) -> list[Any]:
         """Call every rank with its own part; return the results in their order."""
         refs = self.group.run_all_workers_multiple_data(
             method, data=parts, common_kwargs=common
@@ -139,7 +140,9 @@ class TrainingRanks:
         results: list[Any] = self.group.get_all_worker_results(future, deadline_s=limit)
         return results
 
-    def call_sharded(self, method: str, shards: list[Any], **common: Any) -> list[Any]:
+    def call_sharded(
+        self, method: str, shards: Sequence[Any], **common: Any
+    ) -> list[Any]:
         """Call every rank with its share of the rows; return the results by share.
 
         Ranks that hold one model together get the same rows, which are stored once.

@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.transfer import TensorLink
 from rl_models.errors import WeightSyncError
 from rl_models.replicas.broadcast import Broadcast, but_losses, raise_first
-from rl_models.types import GenerationOutputSpec, SamplingParams
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+    SamplingParams,
+)
 from rl_models.weight_request import LoadReport, Pending, WeightRequest
 
 __all__ = ["ServedWeights", "WeightUpdates"]
@@ -100,8 +103,8 @@ class WeightUpdates:
         return Pending(finish)
 
     def generate_on_each(
-        self, rows: BatchedDataDict[Any], sampling: SamplingParams
-    ) -> dict[int, BatchedDataDict[GenerationOutputSpec]]:
+        self, rows: GenerationInput, sampling: SamplingParams
+    ) -> dict[int, GenerationOutput]:
         """Sample the same rows on all serving replicas; return them by replica."""
         workers = self._replicas.workers
         serving = self._replicas.replicas.serving

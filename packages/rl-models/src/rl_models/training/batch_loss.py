@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +10,12 @@ from torch import Tensor
 from rl_distributed.errors import BatchError
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction
-from rl_models.types import LossInputType
+from rl_models.loss_traits import LossTraits
+from rl_models.training.global_batch import num_trained
+from rl_models.types import (
+    LossInputType,
+    TrainingRows,
+)
 
 __all__ = ["BatchLoss"]
 
@@ -38,20 +42,16 @@ class BatchLoss:
         batch: The global batch.
     """
 
-    def __init__(self, loss_fn: LossFunction, batch: Mapping[str, Any]) -> None:
+    def __init__(self, loss_fn: LossFunction, batch: TrainingRows) -> None:
         self.loss_fn = loss_fn
-        self.input_type = loss_fn.input_type
+        self.input_type = LossTraits.of(loss_fn).input_type
         """Its input; see `LossInputType`."""
         self.metrics: dict[str, list[Any]] = {}
         """Metrics of the loss, one per call."""
         self.was_called = False
-        # Summed in float64: float32 counts exactly to 16.7 million only.
-        rows = batch["sample_mask"].double()
-        tokens = batch["token_mask"][:, 1:].double().sum(1) * rows
-        self._num_rows = rows.sum().float()
-        self._num_tokens = tokens.sum().float()
+        self._num_rows, self._num_tokens = num_trained(batch).float()
 
-    def __call__(self, batch: Mapping[str, Any], outputs: Tensor) -> Tensor:
+    def __call__(self, batch: TrainingRows, outputs: Tensor) -> Tensor:
         """Return the share of some rows in the loss of the global batch.
 
         Args:
@@ -71,7 +71,7 @@ class BatchLoss:
             self.metrics.setdefault(name, []).append(plain)
         return loss
 
-    def _inputs(self, batch: Mapping[str, Any], outputs: Tensor) -> dict[str, Tensor]:
+    def _inputs(self, batch: TrainingRows, outputs: Tensor) -> dict[str, Tensor]:
         kind = self.input_type
         if kind not in _OUTPUTS:
             raise UnsupportedModelError(

@@ -9,28 +9,32 @@ shard -- global_batches --> batch -- micro_batches --> rows and width of each
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.batch.micro_batches import MicroBatch, bounds, cut
 from rl_models.errors import NonFiniteGradientError
-from rl_models.types import SequenceDatumSpec
+from rl_models.types import (
+    InputRows,
+    TokenDatumSpec,
+)
 
 __all__ = [
     "SkippedSteps",
     "global_batches",
     "micro_batches",
+    "num_trained",
     "on_device",
     "part_of",
     "plain_metric",
 ]
 
 T = TypeVar("T")
+RowsT = TypeVar("RowsT", bound=TokenDatumSpec)
 
 
 def global_batches(
@@ -47,9 +51,7 @@ def global_batches(
         yield data.get_batch(index, rows_per_batch)
 
 
-def micro_batches(
-    batch: BatchedDataDict[SequenceDatumSpec], micro_batch_size: int
-) -> list[MicroBatch]:
+def micro_batches(batch: InputRows, micro_batch_size: int) -> list[MicroBatch]:
     """Return the micro-batches of one global batch, each as wide as its longest row.
 
     Args:
@@ -57,7 +59,7 @@ def micro_batches(
             is followed; it has the same number of micro-batches on every rank.
         micro_batch_size: Rows per micro-batch if there is no plan.
     """
-    lengths: np.ndarray = batch["input_lengths"].numpy()
+    lengths = batch.columns["input_lengths"].numpy()
     return [
         # At least two columns: log-probs have one fewer than tokens, and none would be
         # empty.
@@ -66,9 +68,22 @@ def micro_batches(
     ]
 
 
-def part_of(batch: BatchedDataDict[T], part: MicroBatch) -> BatchedDataDict[T]:
+def part_of(batch: BatchedDataDict[RowsT], part: MicroBatch) -> BatchedDataDict[RowsT]:
     """Return a micro-batch as views: its rows and width of [B, S, ...] columns."""
-    return cut(batch, part, batch["input_ids"].shape[1])
+    return cut(batch, part, batch.columns["input_ids"].shape[1])
+
+
+def num_trained(batch: Mapping[str, Any]) -> Tensor:
+    """Return the numbers of trained rows and of trained tokens, by their weights.
+
+    Needed before the first pass: each micro-batch divides its loss by the counts of the
+    whole batch, so that gradients can simply be added, however rows are cut.
+    """
+    # In float64: float32 counts exactly to 16.7 million only.
+    rows = batch["sample_mask"].double()
+    # The first token of a row has no log-prob, whatever the mask says.
+    tokens = batch["token_mask"][:, 1:].double().sum(1) * rows
+    return torch.stack([rows.sum(), tokens.sum()])
 
 
 def on_device(part: BatchedDataDict[T], device: torch.device) -> BatchedDataDict[T]:

@@ -29,11 +29,16 @@ from rl_distributed.logs.logging import get_logger
 from rl_models.backend_forms import own_method, training_form
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
-from rl_models.interfaces import LossFunction
+from rl_models.interfaces import AnyPath, LossFunction, TrainingBackend
 from rl_models.registry import get_training_backend
-from rl_models.tokens.tokenizer_files import save_tokenizer
 from rl_models.training.batch_loss import BatchLoss
-from rl_models.types import LossInputType
+from rl_models.training.checkpoint_tokenizer import save_tokenizers
+from rl_models.training.reference_model import no_reference_model
+from rl_models.types import (
+    InputRows,
+    LossInputType,
+    TrainingRows,
+)
 
 __all__ = ["SixMethodBackend", "build_training_backend"]
 
@@ -42,7 +47,7 @@ _logger = get_logger(__name__)
 _STATE = "state.json"
 
 
-def build_training_backend(name: str) -> Any:
+def build_training_backend(name: str) -> TrainingBackend:
     """Make a training backend by name, completing one of six methods.
 
     Raises:
@@ -50,7 +55,8 @@ def build_training_backend(name: str) -> Any:
     """
     backend = get_training_backend(name)
     if training_form(name, backend) == "whole":
-        return backend()
+        made: TrainingBackend = backend()
+        return made
     return SixMethodBackend(name, backend)
 
 
@@ -75,8 +81,8 @@ class SixMethodBackend:
         config: Mapping[str, Any],
         *,
         init_reference_model: bool = False,
-        weights_path: str | None = None,
-        optimizer_path: str | None = None,
+        weights_path: AnyPath | None = None,
+        optimizer_path: AnyPath | None = None,
     ) -> None:
         """Set up the object, and with a reference model a second one."""
         self._config = PolicyConfig.from_dict(config)
@@ -97,7 +103,7 @@ class SixMethodBackend:
 
     def train_step(
         self,
-        data: Any,
+        data: TrainingRows,
         loss_fn: LossFunction,
         *,
         eval_mode: bool = False,
@@ -132,7 +138,7 @@ class SixMethodBackend:
         self._add_own_metrics(results, metrics)
         return {**_columns(results), "all_mb_metrics": metrics}
 
-    def _evaluated(self, batch: Any, loss: BatchLoss) -> float:
+    def _evaluated(self, batch: TrainingRows, loss: BatchLoss) -> float:
         value = self._measure(batch, loss)
         if value is None:
             raise self._unsupported(
@@ -141,7 +147,7 @@ class SixMethodBackend:
         return value
 
     @torch.no_grad()
-    def _measure(self, batch: Any, loss: BatchLoss) -> float | None:
+    def _measure(self, batch: TrainingRows, loss: BatchLoss) -> float | None:
         """Compute the loss and its metrics; None if the backend lacks its input."""
         if loss.input_type is LossInputType.LOGPROB:
             return float(loss(batch, self._logprobs(self._backend, batch)))
@@ -185,21 +191,22 @@ class SixMethodBackend:
             metrics[name] = [result[name] for result in results if name in result]
 
     def get_logprobs(
-        self, data: Any, *, micro_batch_size: int, reference: bool = False
+        self,
+        data: InputRows,
+        *,
+        micro_batch_size: int,
+        reference: bool = False,
     ) -> Tensor:
         """Return [B, S] log-probs; 0.0 where they are not needed."""
         del micro_batch_size
         if reference and self._reference is None:
-            raise BatchError(
-                "the policy keeps no reference model; build it with "
-                "init_reference_model=True"
-            )
+            raise no_reference_model()
         with torch.no_grad():
             return self._logprobs(self._reference if reference else self._backend, data)
 
-    def _logprobs(self, backend: Any, data: Any) -> Tensor:
+    def _logprobs(self, backend: Any, data: InputRows) -> Tensor:
         logprobs = torch.as_tensor(backend.get_logprobs(data))
-        shape = data["input_ids"].shape
+        shape = data.columns["input_ids"].shape
         if logprobs.shape != shape:
             raise BatchError(
                 f"get_logprobs of training backend {self._name!r} must return [B, S] = "
@@ -208,19 +215,23 @@ class SixMethodBackend:
             )
         # Zeros elsewhere, as with other backends: this one may have any number there.
         positions = torch.arange(shape[1])
-        is_asked = (positions > 0) & (positions < data["input_lengths"][:, None])
+        is_asked = (positions > 0) & (
+            positions < data.columns["input_lengths"][:, None]
+        )
         if "token_mask" in data:
             is_asked = is_asked & (data["token_mask"] != 0)
         return torch.where(is_asked, logprobs.detach().float().cpu(), 0.0)
 
-    def get_values(self, data: Any, *, micro_batch_size: int) -> Tensor:
+    def get_values(self, data: InputRows, *, micro_batch_size: int) -> Tensor:
         """Pass on to the backend, if it has the method."""
         found: Tensor = self._offered("get_values")(
             data, micro_batch_size=micro_batch_size
         )
         return found
 
-    def get_topk_logits(self, data: Any, **arguments: Any) -> Mapping[str, Tensor]:
+    def get_topk_logits(
+        self, data: InputRows, **arguments: Any
+    ) -> Mapping[str, Tensor]:
         """Pass on to the backend, if it has the method."""
         found: Mapping[str, Tensor] = self._offered("get_topk_logits")(
             data, **arguments
@@ -241,9 +252,9 @@ class SixMethodBackend:
 
     def save_checkpoint(
         self,
-        weights_path: str,
-        optimizer_path: str | None = None,
-        tokenizer_path: str | None = None,
+        weights_path: AnyPath,
+        optimizer_path: AnyPath | None = None,
+        tokenizer_path: AnyPath | None = None,
     ) -> None:
         """Have the backend write its state, and save the tokenizer beside it.
 
@@ -254,9 +265,7 @@ class SixMethodBackend:
         # One checkpoint for weights and training state, which only the class can tell
         # apart.
         self._backend.save_checkpoint(str(folder))
-        source = self._config.tokenizer.name or self._config.model_name
-        for target in {folder, Path(tokenizer_path or folder)}:
-            save_tokenizer(source, self._config.tokenizer.chat_template, target)
+        save_tokenizers(self._config, weights_path, tokenizer_path)
         if optimizer_path is not None:
             target = Path(optimizer_path)
             target.mkdir(parents=True, exist_ok=True)
@@ -265,7 +274,7 @@ class SixMethodBackend:
             (target / _STATE).write_text(json.dumps(place), encoding="utf-8")
 
     def load_checkpoint(
-        self, weights_path: str | None, optimizer_path: str | None = None
+        self, weights_path: AnyPath | None, optimizer_path: AnyPath | None = None
     ) -> None:
         """Have the backend load a checkpoint that it wrote."""
         path = weights_path

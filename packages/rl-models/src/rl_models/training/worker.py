@@ -25,13 +25,13 @@ from rl_models.types import (
     GENERATION_INPUT,
     SEQUENCES,
     TRAINING_ROWS,
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
+    InputRows,
     LogprobOutputSpec,
     SamplingParams,
-    SequenceDatumSpec,
     TopkOutputSpec,
-    TrainDatumSpec,
+    TrainingRows,
     ValueOutputSpec,
 )
 from rl_models.weight_request import WeightRequest
@@ -104,7 +104,7 @@ class TrainingWorker:
 
     def train(
         self,
-        data: BatchedDataDict[TrainDatumSpec],
+        data: TrainingRows,
         loss_fn: LossFunction,
         eval_mode: bool,
         global_batch_size: int,
@@ -141,7 +141,7 @@ class TrainingWorker:
 
     def get_logprobs(
         self,
-        data: BatchedDataDict[SequenceDatumSpec],
+        data: InputRows,
         micro_batch_size: int,
         reference: bool = False,
     ) -> BatchedDataDict[LogprobOutputSpec]:
@@ -154,7 +154,7 @@ class TrainingWorker:
 
     def get_topk_logits(
         self,
-        data: BatchedDataDict[SequenceDatumSpec],
+        data: InputRows,
         k: int,
         micro_batch_size: int,
         temperature: float | None = None,
@@ -167,7 +167,7 @@ class TrainingWorker:
         return BatchedDataDict(columns)
 
     def get_values(
-        self, data: BatchedDataDict[SequenceDatumSpec], micro_batch_size: int
+        self, data: InputRows, micro_batch_size: int
     ) -> BatchedDataDict[ValueOutputSpec]:
         """Return outputs of a scalar head for this rank's shard as column `values`."""
         SEQUENCES.check(data)
@@ -181,11 +181,11 @@ class TrainingWorker:
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec] | None,
+        data: GenerationInput | None,
         version: int,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
-    ) -> tuple[BatchedDataDict[GenerationOutputSpec] | None, int]:
+    ) -> tuple[GenerationOutput | None, int]:
         """Continue this rank's rows; see `WorkerSampler.generate`.
 
         Every rank must be called, because weights may be gathered.

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError, RegistryError
 from rl_models.config import PolicyConfig
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.traits import get_generation_traits
 from rl_models.interfaces import TrainingBackend
 from rl_models.registry import get_generation_backend
-from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+    SamplingParams,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -107,11 +110,11 @@ class WorkerSampler:
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec] | None,
+        data: GenerationInput | None,
         version: int,
         greedy: bool,
         sampling: SamplingParams | None,
-    ) -> tuple[BatchedDataDict[GenerationOutputSpec] | None, int]:
+    ) -> tuple[GenerationOutput | None, int]:
         """Continue this rank's rows.
 
         Args:

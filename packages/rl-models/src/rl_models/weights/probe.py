@@ -26,7 +26,12 @@ from rl_models.checkpoint.context_length import CONTEXT_KEYS, context_length
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.errors import WeightSyncError
 from rl_models.interfaces import lacking
-from rl_models.types import SamplingParams
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+    InputRows,
+    SamplingParams,
+)
 from rl_models.weights.config import ProbeConfig
 from rl_models.weights.protocols import (
     InspectableSink,
@@ -74,7 +79,7 @@ def vocabulary_and_context(
 
 def probe_rows(
     vocab_size: int, longest: int, *, prompt_limit: int = _LONGEST_PROMPT
-) -> BatchedDataDict[Any]:
+) -> GenerationInput:
     """Return four prompts of three lengths, fixed for a vocabulary and a length.
 
     Args:
@@ -116,7 +121,7 @@ class Probe:
         self._config = config
         self._policy = policy
         self._generation = generation
-        self._rows: BatchedDataDict[Any] | None = None
+        self._rows: GenerationInput | None = None
         self._num_new = config.num_new_tokens
         self._has_told = False
 
@@ -195,9 +200,7 @@ class Probe:
             )
             self._has_told = True
 
-    def _fixed_rows(
-        self, source: ProbedSource, sink: ProbedSink
-    ) -> BatchedDataDict[Any]:
+    def _fixed_rows(self, source: ProbedSource, sink: ProbedSink) -> GenerationInput:
         settings, sampler = source.config, sink.config
         overrides = dict(settings.hf_config_overrides)
         vocab_size, context = vocabulary_and_context(settings.model_name, overrides)
@@ -226,7 +229,7 @@ class Probe:
 
 
 def _trainer_logprobs(
-    source: ProbedSource, outputs: list[BatchedDataDict[Any]]
+    source: ProbedSource, outputs: list[GenerationOutput]
 ) -> list[torch.Tensor]:
     """[4, S] log-probs for each replica's rows; equal rows are computed once."""
     known: dict[bytes, torch.Tensor] = {}
@@ -241,7 +244,7 @@ def _trainer_logprobs(
     return results
 
 
-def _apart(output: BatchedDataDict[Any], logprobs: torch.Tensor) -> torch.Tensor:
+def _apart(output: GenerationOutput, logprobs: torch.Tensor) -> torch.Tensor:
     """Return [N] float64 differences of the log-probs of the sampled tokens."""
     mask = _as_rows(output)["token_mask"] != 0
     apart: torch.Tensor = (output["logprobs"].double() - logprobs.double())[mask].abs()
@@ -263,7 +266,7 @@ def _culprits(sink: ProbedSink, replica: int) -> str:
     return f"it holds other values of {', '.join(names[:_SHOWN])}{more}"
 
 
-def _as_rows(output: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+def _as_rows(output: GenerationOutput) -> InputRows:
     """Return the sampled rows as the trainer takes them."""
     totals = output["unpadded_sequence_lengths"]
     starts = totals - output["generation_lengths"]

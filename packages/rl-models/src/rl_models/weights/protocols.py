@@ -23,7 +23,13 @@ if TYPE_CHECKING:
     from rl_distributed.batch.batched_data_dict import BatchedDataDict
     from rl_distributed.transfer import TensorLink
     from rl_models.lora_config import LoRAConfig
-    from rl_models.types import SamplingParams
+    from rl_models.types import (
+        GenerationInput,
+        GenerationOutput,
+        InputRows,
+        LogprobOutputSpec,
+        SamplingParams,
+    )
     from rl_models.weight_request import Pending, WeightRequest
     from rl_models.weights.config import WeightSyncConfig
 
@@ -185,7 +191,7 @@ class ProbedSource(Protocol):
         """Its model and temperature, among others."""
         ...
 
-    def get_logprobs(self, data: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+    def get_logprobs(self, data: InputRows) -> BatchedDataDict[LogprobOutputSpec]:
         """Log-probs under the present weights; see `PolicyInterface`."""
         ...
 
@@ -194,8 +200,8 @@ class ProbedSink(ConfiguredSink, Protocol):
     """A generator whose replicas can be queried one by one."""
 
     def generate_on_each(
-        self, data: BatchedDataDict[Any], sampling: SamplingParams
-    ) -> Mapping[int, BatchedDataDict[Any]]:
+        self, data: GenerationInput, sampling: SamplingParams
+    ) -> Mapping[int, GenerationOutput]:
         """Sample the same rows on every replica; return results by replica number."""
         ...
 

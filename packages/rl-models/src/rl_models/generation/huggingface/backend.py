@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.transfer.manifest import Manifest
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
@@ -23,8 +22,8 @@ from rl_models.lora_config import LoRAConfig
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, stop_token_ids
 from rl_models.types import (
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
     SamplingParams,
 )
 from rl_models.weights.adapters import MergedAdapter
@@ -103,12 +102,12 @@ class HuggingFaceGenerationBackend(Traits):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         *,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
         on_step: OnStep | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Continue every row.
 
         Args:

@@ -24,8 +24,8 @@ from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.tokens.tokenizer import pad_token_id
 from rl_models.types import (
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
     SamplingParams,
 )
 
@@ -70,12 +70,12 @@ class RowSampler:
 
     def sample(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         version: int,
         greedy: bool,
         sampling: SamplingParams | None,
         on_step: OnStep | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Continue every row.
 
         Args:
@@ -149,7 +149,7 @@ class RowSampler:
         request: SamplingRequest,
         parts: list[tuple[IntArray, Continuations]],
         version: int,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         num_rows, input_width = request.input_ids.shape
         new_lengths = np.zeros(num_rows, dtype=np.int64)
         truncated = np.zeros(num_rows, dtype=bool)

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import torch
 from transformers import GenerationConfig as SavedConfig
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.checkpoint.model_folder import folder_context_length
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
@@ -17,8 +16,8 @@ from rl_models.generation.huggingface.row_sampler import RowSampler
 from rl_models.generation.megatron.traits import Traits
 from rl_models.tokens.tokenizer import load_tokenizer, stop_token_ids
 from rl_models.types import (
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
     SamplingParams,
 )
 
@@ -91,11 +90,11 @@ class MegatronGenerationBackend(Traits):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         *,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Continue every row; see `GenerationBackend.generate`."""
         return self._sampler.sample(data, self.weight_version, greedy, sampling)
 

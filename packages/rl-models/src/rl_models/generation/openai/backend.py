@@ -11,7 +11,6 @@ import aiohttp
 import numpy as np
 import torch
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import DistributedError
 from rl_models.checkpoint.model_folder import folder_context_length
 from rl_models.errors import GenerationError, WeightSyncError
@@ -30,8 +29,8 @@ from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id
 from rl_models.types import (
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
     SamplingParams,
 )
 
@@ -140,11 +139,11 @@ class OpenAIGenerationBackend(Traits):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         *,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Continue every row, each by a request of its own.
 
         Args:

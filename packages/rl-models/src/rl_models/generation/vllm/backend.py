@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_distributed.process.gc_pause import gc_paused
 from rl_distributed.transfer import Manifest
@@ -38,8 +37,8 @@ from rl_models.lora_config import LoRAConfig
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, pad_token_id, stop_token_ids
 from rl_models.types import (
-    GenerationDatumSpec,
-    GenerationOutputSpec,
+    GenerationInput,
+    GenerationOutput,
     SamplingParams,
 )
 
@@ -229,11 +228,11 @@ class VllmGenerationBackend(GenerationTraits):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         *,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[GenerationOutputSpec]:
+    ) -> GenerationOutput:
         """Continue every row; with `async_engine` from several threads at once.
 
         Args:

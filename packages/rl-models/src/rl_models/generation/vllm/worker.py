@@ -9,14 +9,17 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.process.activity import has_busy_thread
 from rl_distributed.transfer import TensorLink
 from rl_models.environments import has_gpu
 from rl_models.generation.vllm.process_watch import ProcessWatch, end_process
 from rl_models.generation.vllm.stall_watch import StallWatch
 from rl_models.generation.worker import GenerationWorker
-from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+    SamplingParams,
+)
 from rl_models.weight_request import LoadReport, WeightRequest
 
 __all__ = ["VllmGenerationWorker"]
@@ -67,11 +70,11 @@ class VllmGenerationWorker(GenerationWorker):
 
     def generate(
         self,
-        data: BatchedDataDict[GenerationDatumSpec],
+        data: GenerationInput,
         greedy: bool = False,
         sampling: SamplingParams | None = None,
         first_row: int = 0,
-    ) -> BatchedDataDict[GenerationOutputSpec] | int | None:
+    ) -> GenerationOutput | int | None:
         """See `GenerationWorker.generate`; None on ranks that only follow."""
         if self._backend.engine.follows:
             return None

@@ -17,21 +17,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
-from rl_distributed.errors import BatchError, ConfigError
+from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.suggestion import did_you_mean
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import LossFunction
+from rl_models.loss_traits import LossTraits
 from rl_models.ops.causal_lm import DTYPES
-from rl_models.tokens.tokenizer_files import save_tokenizer
 from rl_models.training.dtensor.forward import (
     forward_logits,
     forward_logprobs,
     forward_values,
 )
-from rl_models.training.dtensor.huggingface_files import save_model_folder
+from rl_models.training.dtensor.huggingface_files import save_whole_model
 from rl_models.training.dtensor.layout import Layout, forget_groups
 from rl_models.training.dtensor.model import (
     RankModel,
@@ -43,6 +42,7 @@ from rl_models.training.dtensor.optimizer import (
     build_scheduler,
     change_settings,
     check_elementwise,
+    check_optimizer,
     clip_gradients,
     gradient_norm,
 )
@@ -65,8 +65,8 @@ from rl_models.training.dtensor.traits import (
 from rl_models.training.dtensor.weight_source import WeightSource
 from rl_models.training.global_batch import (
     SkippedSteps,
-    global_batches,
     micro_batches,
+    num_trained,
     on_device,
     part_of,
     plain_metric,
@@ -76,7 +76,14 @@ from rl_models.training.process_group import (
     join_process_group,
     leave_process_group,
 )
-from rl_models.types import LossInputType
+from rl_models.training.rank_process import prepare_process
+from rl_models.training.reference_model import no_reference_model
+from rl_models.training.train_step import Metrics, train_global_batches
+from rl_models.types import (
+    InputRows,
+    LossInputType,
+    TrainingRows,
+)
 from rl_models.weights.adapters import sent_name
 
 __all__ = ["DTensorTrainingBackend"]
@@ -106,11 +113,7 @@ class DTensorTrainingBackend(Traits):
         _check_compiler(config.dtensor.compile)
         if config.parallelism.tensor > 1:
             check_elementwise(config.optimizer)
-        # torch checks arguments only when it makes the object, and a wrong one should
-        # fail before workers are started and a model is loaded.
-        number = {"number": torch.nn.Parameter(torch.zeros(1))}
-        optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
-        build_scheduler(config.scheduler, optimizer)
+        check_optimizer(config)
 
     def setup(
         self,
@@ -123,10 +126,7 @@ class DTensorTrainingBackend(Traits):
         """Load and shard the model; see `TrainingBackend.setup`."""
         self.config = PolicyConfig.from_dict(config)
         self._skipped = SkippedSteps(self.config.max_skipped_steps)
-        self.ranks = Ranks.from_environment()
-        transformers_logging.disable_progress_bar()
-        if self.config.num_threads is not None and self.ranks.device.type == "cpu":
-            torch.set_num_threads(self.config.num_threads)
+        self.ranks = prepare_process(self.config)
         join_process_group(self.ranks, self.config.dtensor.deadline_s)
         self._layout = Layout(self.ranks, self.config)
         # Ranks that share a layer have the same tokens, so dropout must draw the same
@@ -169,7 +169,7 @@ class DTensorTrainingBackend(Traits):
 
     def train_step(
         self,
-        data: Any,
+        data: TrainingRows,
         loss_fn: LossFunction,
         *,
         eval_mode: bool = False,
@@ -183,24 +183,18 @@ class DTensorTrainingBackend(Traits):
             this rank's `all_mb_metrics`.
         """
         self.model.module.train(not eval_mode)
-        losses, norms, rates = [], [], []
-        metrics: dict[str, list[Any]] = {}
-        for batch in global_batches(data, global_batch_size // self._layout.data_size):
-            # Before the update, whose schedule sets the rate of the next step.
-            rates.append(float(self._optimizer.param_groups[0]["lr"]))
-            loss = self._accumulate(
-                batch, loss_fn, micro_batch_size, eval_mode, metrics
-            )
-            losses.append(loss)
-            norms.append(0.0 if eval_mode else self._update(metrics))
+        result, metrics = train_global_batches(
+            data,
+            global_batch_size // self._layout.data_size,
+            self._optimizer,
+            lambda batch, found: self._accumulate(
+                batch, loss_fn, micro_batch_size, eval_mode, found
+            ),
+            None if eval_mode else self._update,
+        )
         # Frees the memory of the gradients for other work on this device.
         self._optimizer.zero_grad(set_to_none=True)
-        return {
-            "loss": torch.tensor(losses, dtype=torch.float32),
-            "grad_norm": torch.tensor(norms, dtype=torch.float32),
-            "lr": torch.tensor(rates, dtype=torch.float64),
-            "all_mb_metrics": metrics,
-        }
+        return {**result, "all_mb_metrics": metrics}
 
     def change_optimizer(self, settings: Mapping[str, float]) -> None:
         """Change settings of the optimizer; see `TrainingPolicy.change_optimizer`."""
@@ -208,16 +202,17 @@ class DTensorTrainingBackend(Traits):
 
     def _accumulate(
         self,
-        batch: Any,
+        batch: TrainingRows,
         loss_fn: LossFunction,
         micro_batch_size: int,
         eval_mode: bool,
-        metrics: dict[str, list[Any]],
+        metrics: Metrics,
     ) -> float:
         """Accumulate gradients of a global batch; return its loss over all ranks."""
         # Not only after the step: one that raised must leave no gradients behind.
         self._optimizer.zero_grad(set_to_none=True)
-        valid_seqs, valid_toks = self._global_counts(batch)
+        counts = num_trained(batch).to(self.ranks.device)
+        valid_seqs, valid_toks = self._layout.sum_over_data(counts).float()
         rows = micro_batches(batch, micro_batch_size)
         # In float64, so that the sizes of micro-batches hardly change the sum.
         total = torch.zeros((), dtype=torch.float64)
@@ -233,7 +228,7 @@ class DTensorTrainingBackend(Traits):
                 loss, values = loss_fn(part, valid_seqs, valid_toks, **inputs)
                 if self.model.router_loss is not None and not eval_mode:
                     # A batch without a trained token must not divide by 0.
-                    share = _num_tokens(part) / valid_toks.clamp(min=1.0)
+                    share = num_trained(part)[1] / valid_toks.clamp(min=1.0)
                     balance = self.model.router_loss.take(share)
                     values = {**values, "router_loss": balance.detach()}
                     loss = loss + balance
@@ -252,38 +247,33 @@ class DTensorTrainingBackend(Traits):
             self.model.finish_gradients()
         return float(self._layout.sum_over_data(total.to(self.ranks.device)).item())
 
-    def _global_counts(self, batch: Any) -> tuple[Tensor, Tensor]:
-        # Needed before the first pass: each micro-batch divides its loss by the counts
-        # of the whole batch, so that gradients can simply be added, however rows are
-        # cut.
-        # Added up in float64: float32 counts exactly to 16.7 million only.
-        num_rows = batch["sample_mask"].double().sum()
-        counts = torch.stack([num_rows, _num_tokens(batch)]).to(self.ranks.device)
-        counts = self._layout.sum_over_data(counts).float()
-        return counts[0], counts[1]
-
-    def _loss_inputs(self, part: Any, loss_fn: LossFunction) -> dict[str, Tensor]:
-        if loss_fn.input_type is LossInputType.LOGIT:
-            return {"logits": forward_logits(self.model, part["input_ids"])}
-        if loss_fn.input_type is LossInputType.VALUE:
+    def _loss_inputs(
+        self, part: TrainingRows, loss_fn: LossFunction
+    ) -> dict[str, Tensor]:
+        traits = LossTraits.of(loss_fn)
+        if traits.input_type is LossInputType.LOGIT:
+            return {"logits": forward_logits(self.model, part.columns["input_ids"])}
+        if traits.input_type is LossInputType.VALUE:
             needed = needed_for_values(part)
-            return {"values": forward_values(self.model, part["input_ids"], needed)}
-        if loss_fn.input_type is LossInputType.DISTILLATION:
+            return {
+                "values": forward_values(self.model, part.columns["input_ids"], needed)
+            }
+        if traits.input_type is LossInputType.DISTILLATION:
             return student_inputs(
                 self.model,
                 part,
                 self.config.logprob_temperature,
-                needs_entropy=getattr(loss_fn, "needs_entropy", False),
+                needs_entropy=traits.needs_entropy,
             )
         logprobs = forward_logprobs(
             self.model,
-            part["input_ids"],
-            part["token_mask"][:, 1:] != 0,
+            part.columns["input_ids"],
+            part.columns["token_mask"][:, 1:] != 0,
             self.config.logprob_temperature,
         )
         return {"next_token_logprobs": logprobs}
 
-    def _update(self, metrics: dict[str, list[Any]]) -> float:
+    def _update(self, metrics: Metrics) -> float:
         """Clip and step; a gradient that is inf or nan changes nothing."""
         parameters = self.model.parameters
         norm = gradient_norm(parameters, self.ranks, self.model.num_holders)
@@ -301,7 +291,11 @@ class DTensorTrainingBackend(Traits):
 
     @torch.no_grad()
     def get_logprobs(
-        self, data: Any, *, micro_batch_size: int, reference: bool = False
+        self,
+        data: InputRows,
+        *,
+        micro_batch_size: int,
+        reference: bool = False,
     ) -> Tensor:
         """[B, S] log-probs of this shard; see `TrainingBackend.get_logprobs`."""
         if reference and self._base_is_reference:
@@ -309,49 +303,49 @@ class DTensorTrainingBackend(Traits):
                 return self._logprobs_of(self.model, data, micro_batch_size)
         model = self._reference if reference else self.model
         if model is None:
-            raise BatchError(
-                "the policy keeps no reference model; build it with "
-                "init_reference_model=True"
-            )
+            raise no_reference_model()
         return self._logprobs_of(model, data, micro_batch_size)
 
     def _logprobs_of(
-        self, model: RankModel, data: Any, micro_batch_size: int
+        self,
+        model: RankModel,
+        data: InputRows,
+        micro_batch_size: int,
     ) -> Tensor:
         model.module.eval()
-        input_ids = data["input_ids"]
+        input_ids = data.columns["input_ids"]
         logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
         for rows in micro_batches(data, micro_batch_size):
             part = part_of(data, rows)
             result = forward_logprobs(
                 model,
-                part["input_ids"],
+                part.columns["input_ids"],
                 needed_for_logprobs(part),
                 self.config.logprob_temperature,
             )
-            width = part["input_ids"].shape[1]
+            width = part.columns["input_ids"].shape[1]
             logprobs[rows.start : rows.stop, 1:width] = result.cpu()
         # Forward passes without a backward pass leave FSDP's weights gathered.
         model.free_gathered()
         return model.from_last_stage(logprobs)
 
     @torch.no_grad()
-    def get_values(self, data: Any, *, micro_batch_size: int) -> Tensor:
+    def get_values(self, data: InputRows, *, micro_batch_size: int) -> Tensor:
         """[B, S] values of this shard; see `TrainingBackend.get_values`."""
         self.model.module.eval()
-        input_ids = data["input_ids"]
+        input_ids = data.columns["input_ids"]
         values = torch.zeros(input_ids.shape, dtype=torch.float32)
         for rows in micro_batches(data, micro_batch_size):
             part = part_of(data, rows)
             needed = needed_for_values(part)
-            result = forward_values(self.model, part["input_ids"], needed)
+            result = forward_values(self.model, part.columns["input_ids"], needed)
             values[rows.start : rows.stop, : result.shape[1]] = result.cpu()
         self.model.free_gathered()
         return self.model.from_last_stage(values)
 
     def get_topk_logits(
         self,
-        data: Any,
+        data: InputRows,
         *,
         k: int,
         micro_batch_size: int,
@@ -370,18 +364,14 @@ class DTensorTrainingBackend(Traits):
         tokenizer_path: str | Path | None = None,
     ) -> None:
         """Write this rank's part; see `PolicyInterface.save_checkpoint`."""
-        whole = {}
-        # All ranks iterate, because gathering a tensor takes all of them; one keeps it.
-        for name, value in self.model.full_tensors():
-            if self.ranks.is_first:
-                whole[name] = value
-        if self.ranks.is_first:
-            config = self.config
-            folder = Path(weights_path)
-            save_model_folder(self.model.module, whole, folder, config.precision)
-            tokenizer = config.tokenizer.name or config.model_name
-            for target in {folder, Path(tokenizer_path or folder)}:
-                save_tokenizer(tokenizer, config.tokenizer.chat_template, target)
+        save_whole_model(
+            self.model.module,
+            self.model.full_tensors(),
+            self.config,
+            weights_path,
+            tokenizer_path,
+            is_first=self.ranks.is_first,
+        )
         self._save_adapters(Path(weights_path) / "adapter")
         if optimizer_path is not None:
             save_training_state(
@@ -474,11 +464,3 @@ def _check_compiler(name: str | None) -> None:
             "policy.dtensor.compile must be a backend of torch.compile: got "
             f"{name!r}{did_you_mean(name, known)}; there are {', '.join(known)}"
         )
-
-
-def _num_tokens(batch: Any) -> Tensor:
-    """Return the number of trained tokens, by the weights of their rows."""
-    # The first token of a row has no log-prob, whatever the mask says.
-    tokens = batch["token_mask"][:, 1:].double().sum(1)
-    count: Tensor = (tokens * batch["sample_mask"].double()).sum()
-    return count

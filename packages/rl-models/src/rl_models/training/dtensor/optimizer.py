@@ -13,7 +13,12 @@ from torch.optim import Optimizer, lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler
 
 from rl_distributed.errors import ConfigError
-from rl_models.config import OptimizerConfig, SchedulerConfig, resolve_class
+from rl_models.config import (
+    OptimizerConfig,
+    PolicyConfig,
+    SchedulerConfig,
+    resolve_class,
+)
 from rl_models.training.dtensor.sharding import local_part
 from rl_models.training.process_group import Ranks
 
@@ -22,6 +27,7 @@ __all__ = [
     "build_scheduler",
     "change_settings",
     "check_elementwise",
+    "check_optimizer",
     "clip_gradients",
     "gradient_norm",
 ]
@@ -71,6 +77,20 @@ def build_optimizer(
             f"policy.optimizer.kwargs does not fit {config.name}: {error}"
         ) from error
     return optimizer
+
+
+def check_optimizer(config: PolicyConfig) -> None:
+    """Build optimizer and schedule for a single number.
+
+    torch checks arguments only when it makes the object, and a wrong one should fail
+    before workers are started and a model is loaded.
+
+    Raises:
+        ConfigError: A class or an argument of it does not exist or does not fit.
+    """
+    number = {"number": nn.Parameter(torch.zeros(1))}
+    optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
+    build_scheduler(config.scheduler, optimizer)
 
 
 _ELEMENTWISE = (

@@ -6,8 +6,6 @@ N needed positions, k tokens per position.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -16,12 +14,21 @@ from rl_models.training.dtensor.forward import needed_logits
 from rl_models.training.dtensor.model import RankModel
 from rl_models.training.dtensor.positions import needed_for_logprobs
 from rl_models.training.global_batch import micro_batches, part_of
+from rl_models.types import (
+    InputRows,
+    TrainingRows,
+)
 
 __all__ = ["student_inputs", "topk_of_shard"]
 
 
 def topk_of_shard(
-    model: RankModel, data: Any, *, k: int, micro_batch_size: int, temperature: float
+    model: RankModel,
+    data: InputRows,
+    *,
+    k: int,
+    micro_batch_size: int,
+    temperature: float,
 ) -> dict[str, Tensor]:
     """Return the columns of `TopkOutputSpec` for the rows of a shard.
 
@@ -29,7 +36,7 @@ def topk_of_shard(
         BatchError: The model has fewer than k tokens.
     """
     model.module.eval()
-    input_ids = data["input_ids"]
+    input_ids = data.columns["input_ids"]
     columns = {
         "topk_logits": torch.zeros(*input_ids.shape, k),
         # Half the size of torch's int64, and enough for any vocabulary: these columns
@@ -41,7 +48,7 @@ def topk_of_shard(
         part = part_of(data, rows)
         needed = needed_for_logprobs(part)
         with torch.no_grad():
-            batch, logits_N_V = needed_logits(model, part["input_ids"], needed)
+            batch, logits_N_V = needed_logits(model, part.columns["input_ids"], needed)
             if k > logits_N_V.shape[-1]:
                 raise BatchError(
                     "get_topk_logits: k must be at most the size of the vocabulary "
@@ -66,7 +73,11 @@ def topk_of_shard(
 
 
 def student_inputs(
-    model: RankModel, part: Any, temperature: float, *, needs_entropy: bool
+    model: RankModel,
+    part: TrainingRows,
+    temperature: float,
+    *,
+    needs_entropy: bool,
 ) -> dict[str, Tensor]:
     """Return the inputs of a loss of `LossInputType.DISTILLATION`.
 
@@ -85,8 +96,8 @@ def student_inputs(
             "a distillation loss needs the column 'topk_indices' of the teacher's "
             "get_topk_logits: it is missing"
         )
-    needed = part["token_mask"][:, 1:] != 0
-    batch, logits_N_V = needed_logits(model, part["input_ids"], needed)
+    needed = part.columns["token_mask"][:, 1:] != 0
+    batch, logits_N_V = needed_logits(model, part.columns["input_ids"], needed)
     if not model.has_head:
         return {}
     scaled_N_V = logits_N_V.float() / temperature

@@ -19,22 +19,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.utils import logging as transformers_logging
 
-from rl_distributed.errors import BatchError, ConfigError
+from rl_distributed.errors import ConfigError
 from rl_models.checkpoint.model_folder import check_model_folder
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction
+from rl_models.loss_traits import LossTraits
 from rl_models.ops.causal_lm import DTYPES
-from rl_models.tokens.tokenizer_files import save_tokenizer
-from rl_models.training.dtensor.huggingface_files import save_model_folder
+from rl_models.training.dtensor.huggingface_files import save_whole_model
 from rl_models.training.dtensor.microbatch import ModelBatch
 from rl_models.training.dtensor.optimizer import (
     build_optimizer,
     build_scheduler,
     change_settings,
     check_elementwise,
+    check_optimizer,
 )
 from rl_models.training.dtensor.positions import (
     needed_for_logprobs,
@@ -42,16 +42,26 @@ from rl_models.training.dtensor.positions import (
 )
 from rl_models.training.global_batch import (
     SkippedSteps,
-    global_batches,
     micro_batches,
+    num_trained,
     on_device,
     part_of,
     plain_metric,
 )
 from rl_models.training.megatron.families import check_layout, model_config
 from rl_models.training.megatron.traits import Traits
-from rl_models.training.process_group import Ranks, leave_process_group
-from rl_models.types import LossInputType
+from rl_models.training.process_group import (
+    Ranks,
+    leave_process_group,
+)
+from rl_models.training.rank_process import prepare_process
+from rl_models.training.reference_model import no_reference_model
+from rl_models.training.train_step import Metrics, train_global_batches
+from rl_models.types import (
+    InputRows,
+    LossInputType,
+    TrainingRows,
+)
 
 # The driver calls the checks of this class, and has no Megatron-core.
 _HAS_MEGATRON = find_spec("megatron") is not None
@@ -112,11 +122,7 @@ class MegatronTrainingBackend(Traits):
             check_elementwise(config.optimizer, "policy.megatron.distributed_optimizer")
         elif config.parallelism.tensor > 1:
             check_elementwise(config.optimizer)
-        # torch checks arguments only when it makes the object, and a wrong one should
-        # fail before workers are started.
-        number = {"number": torch.nn.Parameter(torch.zeros(1))}
-        optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
-        build_scheduler(config.scheduler, optimizer)
+        check_optimizer(config)
         # A model on the hub is checked by its workers, which download it anyway.
         if check_model_folder(config.model_name) is not None:
             check_layout(config, model_config(config))
@@ -141,10 +147,7 @@ class MegatronTrainingBackend(Traits):
                 "TrainingPolicy, which starts workers in an environment that has it"
             )
         self.config = PolicyConfig.from_dict(config)
-        self.ranks = Ranks.from_environment()
-        transformers_logging.disable_progress_bar()
-        if self.config.num_threads is not None and self.ranks.device.type == "cpu":
-            torch.set_num_threads(self.config.num_threads)
+        self.ranks = prepare_process(self.config)
         # Before any model: Megatron-core asks its process groups for sizes of layers.
         shape = model_config(self.config)
         check_layout(self.config, shape)
@@ -165,7 +168,7 @@ class MegatronTrainingBackend(Traits):
 
     def train_step(
         self,
-        data: Any,
+        data: TrainingRows,
         loss_fn: LossFunction,
         *,
         eval_mode: bool = False,
@@ -179,23 +182,21 @@ class MegatronTrainingBackend(Traits):
             this rank's `all_mb_metrics`.
         """
         self.model.train(not eval_mode)
-        losses, norms, rates = [], [], []
-        metrics: dict[str, list[Any]] = {}
-        for batch in global_batches(data, global_batch_size // self.layout.data_size):
-            # Before the update, whose schedule sets the rate of the next step.
-            rates.append(float(self._optimizer.param_groups[0]["lr"]))
-            losses.append(
-                self._accumulate(batch, loss_fn, micro_batch_size, eval_mode, metrics)
-            )
-            norms.append(0.0 if eval_mode else self._update(metrics))
+        result, metrics = train_global_batches(
+            data,
+            global_batch_size // self.layout.data_size,
+            self._optimizer,
+            lambda batch, found: self._accumulate(
+                batch, loss_fn, micro_batch_size, eval_mode, found
+            ),
+            None if eval_mode else self._update,
+        )
         # Frees the memory of the gradients for other work on this device.
         self.model.masters.zero_grad()
         # The driver reads metrics from the first stage; the last one computes them.
         last = self.layout.num_stages - 1
         return {
-            "loss": torch.tensor(losses, dtype=torch.float32),
-            "grad_norm": torch.tensor(norms, dtype=torch.float32),
-            "lr": torch.tensor(rates, dtype=torch.float64),
+            **result,
             "all_mb_metrics": self.layout.object_from_stage(metrics, last),
         }
 
@@ -205,18 +206,17 @@ class MegatronTrainingBackend(Traits):
 
     def _accumulate(
         self,
-        batch: Any,
+        batch: TrainingRows,
         loss_fn: LossFunction,
         micro_batch_size: int,
         eval_mode: bool,
-        metrics: dict[str, list[Any]],
+        metrics: Metrics,
     ) -> float:
         """Accumulate gradients of a global batch; return its loss over all ranks."""
         # Not only after the step: one that raised must leave no gradients behind.
         self.model.masters.zero_grad()
-        # Counted before the first pass: each micro-batch divides its loss by the counts
-        # of the whole batch, so that gradients can simply be added.
-        valid_seqs, valid_toks = self._global_counts(batch)
+        counts = num_trained(batch).to(self.layout.device)
+        valid_seqs, valid_toks = self.layout.sum_over_data(counts).float()
         parts = [
             part_of(batch, some) for some in micro_batches(batch, micro_batch_size)
         ]
@@ -235,7 +235,7 @@ class MegatronTrainingBackend(Traits):
             return loss
 
         ids = [
-            part["input_ids"].to(self.layout.device)
+            part.columns["input_ids"].to(self.layout.device)
             if planned is None
             else planned.inputs["input_ids"]
             for part, planned in zip(parts, inputs, strict=True)
@@ -245,40 +245,46 @@ class MegatronTrainingBackend(Traits):
         self.layout.from_stage(total, self.layout.num_stages - 1)
         return float(self.layout.sum_over_data(total).item())
 
-    def _global_counts(self, batch: Any) -> tuple[Tensor, Tensor]:
-        sample_mask = batch["sample_mask"].double()
-        tokens = (batch["token_mask"][:, 1:].double().sum(1) * sample_mask).sum()
-        counts = torch.stack([sample_mask.sum(), tokens]).to(self.layout.device)
-        counts = self.layout.sum_over_data(counts).float()
-        return counts[0], counts[1]
-
-    def _model_input(self, part: Any, loss_fn: LossFunction) -> Any:
+    def _model_input(
+        self, part: TrainingRows, loss_fn: LossFunction
+    ) -> ModelBatch | None:
         """Plan the forward pass of a micro-batch; None if all of it is needed."""
-        if loss_fn.input_type is LossInputType.LOGIT:
+        kind = LossTraits.of(loss_fn).input_type
+        if kind is LossInputType.LOGIT:
             return None
-        if loss_fn.input_type is LossInputType.VALUE:
-            return plan_values(self.model, part["input_ids"], needed_for_values(part))
-        if loss_fn.input_type is not LossInputType.LOGPROB:
+        if kind is LossInputType.VALUE:
+            return plan_values(
+                self.model, part.columns["input_ids"], needed_for_values(part)
+            )
+        if kind is not LossInputType.LOGPROB:
             raise UnsupportedModelError(
                 "the training backend 'megatron' computes log-probs, logits and "
-                f"values: got a loss of {loss_fn.input_type.name.lower()}; use "
+                f"values: got a loss of {kind.name.lower()}; use "
                 "policy.backend=dtensor"
             )
-        return plan(self.model, part["input_ids"], part["token_mask"][:, 1:] != 0)
+        return plan(
+            self.model,
+            part.columns["input_ids"],
+            part.columns["token_mask"][:, 1:] != 0,
+        )
 
     def _loss_inputs(
-        self, part: Any, planned: Any, hidden: Tensor, loss_fn: LossFunction
+        self,
+        part: TrainingRows,
+        planned: ModelBatch | None,
+        hidden: Tensor,
+        loss_fn: LossFunction,
     ) -> dict[str, Tensor]:
         if planned is None:
-            rows, columns = part["input_ids"].shape
+            rows, columns = part.columns["input_ids"].shape
             return {"logits": logits_of(self.model, hidden, rows, columns)}
-        if loss_fn.input_type is LossInputType.VALUE:
+        if LossTraits.of(loss_fn).input_type is LossInputType.VALUE:
             return {"values": values_of(self.model, hidden, planned)}
         temperature = self.config.logprob_temperature
         logprobs = logprobs_of(self.model, hidden, planned, temperature)
         return {"next_token_logprobs": logprobs}
 
-    def _update(self, metrics: dict[str, list[Any]]) -> float:
+    def _update(self, metrics: Metrics) -> float:
         """Clip and step; a gradient that is inf or nan changes nothing."""
         sum_gradients(self.model)
         norm = gradient_norm(self.model)
@@ -296,42 +302,47 @@ class MegatronTrainingBackend(Traits):
         return norm
 
     def get_logprobs(
-        self, data: Any, *, micro_batch_size: int, reference: bool = False
+        self,
+        data: InputRows,
+        *,
+        micro_batch_size: int,
+        reference: bool = False,
     ) -> Tensor:
         """[B, S] log-probs of this shard; see `TrainingBackend.get_logprobs`."""
         model = self._reference if reference else self.model
         if model is None:
-            raise BatchError(
-                "the policy keeps no reference model; build it with "
-                "init_reference_model=True"
-            )
+            raise no_reference_model()
         temperature = self.config.logprob_temperature
         return self._by_rows(
             model,
             data,
             micro_batch_size,
-            lambda part: plan(model, part["input_ids"], needed_for_logprobs(part)),
+            lambda part: plan(
+                model, part.columns["input_ids"], needed_for_logprobs(part)
+            ),
             lambda hidden, batch: logprobs_of(model, hidden, batch, temperature),
             first_column=1,
         )
 
-    def get_values(self, data: Any, *, micro_batch_size: int) -> Tensor:
+    def get_values(self, data: InputRows, *, micro_batch_size: int) -> Tensor:
         """[B, S] values of this shard; see `TrainingBackend.get_values`."""
         model = self.model
         return self._by_rows(
             model,
             data,
             micro_batch_size,
-            lambda part: plan_values(model, part["input_ids"], needed_for_values(part)),
+            lambda part: plan_values(
+                model, part.columns["input_ids"], needed_for_values(part)
+            ),
             lambda hidden, batch: values_of(model, hidden, batch),
         )
 
     def _by_rows(
         self,
         model: MegatronModel,
-        data: Any,
+        data: InputRows,
         micro_batch_size: int,
-        planned: Callable[[Any], ModelBatch],
+        planned: Callable[[InputRows], ModelBatch],
         finish: Callable[[Tensor, ModelBatch], Tensor],
         *,
         first_column: int = 0,
@@ -347,7 +358,7 @@ class MegatronTrainingBackend(Traits):
             first_column: First column of these.
         """
         model.train(False)
-        input_ids = data["input_ids"]
+        input_ids = data.columns["input_ids"]
         rows = micro_batches(data, micro_batch_size)
         parts = [part_of(data, some) for some in rows]
         plans = [planned(part) for part in parts]
@@ -378,7 +389,7 @@ class MegatronTrainingBackend(Traits):
 
     def get_topk_logits(
         self,
-        data: Any,
+        data: InputRows,
         *,
         k: int,
         micro_batch_size: int,
@@ -401,18 +412,14 @@ class MegatronTrainingBackend(Traits):
         tokenizer_path: str | Path | None = None,
     ) -> None:
         """Write this rank's part; see `PolicyInterface.save_checkpoint`."""
-        whole = {}
-        # All ranks iterate, because gathering a tensor takes all of them; one keeps it.
-        for name, value in self.model.full_tensors():
-            if self.ranks.is_first:
-                whole[name] = value
-        if self.ranks.is_first:
-            config = self.config
-            folder = Path(weights_path)
-            save_model_folder(self.model.whole, whole, folder, config.precision)
-            tokenizer = config.tokenizer.name or config.model_name
-            for target in {folder, Path(tokenizer_path or folder)}:
-                save_tokenizer(tokenizer, config.tokenizer.chat_template, target)
+        save_whole_model(
+            self.model.whole,
+            self.model.full_tensors(),
+            self.config,
+            weights_path,
+            tokenizer_path,
+            is_first=self.ranks.is_first,
+        )
         if optimizer_path is not None:
             save_state(
                 Path(optimizer_path),
