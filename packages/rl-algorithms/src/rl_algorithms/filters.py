@@ -14,6 +14,7 @@ from torch import Tensor
 from rl_algorithms.advantages.baselines import calculate_baseline_and_std_per_group
 from rl_algorithms.advantages.checks import check_rewards
 from rl_algorithms.errors import LossInputError, NoLearningSignalError
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 __all__ = [
@@ -142,7 +143,7 @@ class DynamicSamplingBuffer:
         self._by_named_rewards = by_named_rewards
         self._num_rows, self._max_gen_batches = num_rows, max_gen_batches
         self._pad_values = dict(pad_values or {})
-        self._batches: list[BatchedDataDict[Any]] = []
+        self._batches: list[TrajectoryRows] = []
         self._num_kept = 0
         self.num_gen_batches = 0
         """Number of generation batches since the last `take`."""
@@ -154,7 +155,7 @@ class DynamicSamplingBuffer:
         """Whether `take` can return a full training batch."""
         return self._num_kept >= self._num_rows
 
-    def add(self, rows: BatchedDataDict[Any]) -> bool:
+    def add(self, rows: TrajectoryRows) -> bool:
         """Keep the rows of groups with variance.
 
         Args:
@@ -189,7 +190,7 @@ class DynamicSamplingBuffer:
             )
         return self.is_full
 
-    def take(self) -> tuple[BatchedDataDict[Any] | None, dict[str, float]]:
+    def take(self) -> tuple[TrajectoryRows | None, dict[str, float]]:
         """Return the training batch and start the next one.
 
         Group indices are renumbered in order of appearance, because each generation
@@ -204,7 +205,7 @@ class DynamicSamplingBuffer:
             batch["group_index"] = groups + offset
             # The largest index and not the number of groups, as the filter leaves gaps.
             offset += int(groups.max()) + 1
-        rows: BatchedDataDict[Any] | None = None
+        rows: TrajectoryRows | None = None
         if self._batches:
             rows = BatchedDataDict.from_batches(
                 self._batches, pad_value_dict=self._pad_values

@@ -10,7 +10,10 @@ from typing import Any
 
 import torch
 
-from rl_distributed import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 from rl_distributed.errors import ConfigError
 from rl_models import GenerationConfig
 from rl_models.checkpoint.model_folder import check_model_folder, folder_context_length
@@ -80,7 +83,7 @@ def sample(
     backend = build_generation_backend(config.backend)
     backend.setup(config.to_dict(), model_name=str(model))
     try:
-        data: BatchedDataDict[Any] = BatchedDataDict(
+        data: AnyRows = BatchedDataDict(
             {"input_ids": input_ids, "input_lengths": lengths}
         )
         out = backend.generate(data, greedy=greedy)

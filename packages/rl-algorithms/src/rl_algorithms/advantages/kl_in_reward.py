@@ -15,15 +15,13 @@ Everything is computed in float64. Shapes: R rows, S tokens wide; N conversation
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.kl import calculate_kl
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import Mean
+from rl_models.types import TrainingRows
 
 __all__ = [
     "add_kl_penalty",
@@ -33,9 +31,7 @@ __all__ = [
 ]
 
 
-def add_kl_penalty(
-    rows: BatchedDataDict[Any], config: ClippedPGLossConfig
-) -> dict[str, Mean]:
+def add_kl_penalty(rows: TrainingRows, config: ClippedPGLossConfig) -> dict[str, Mean]:
     """Add the column `kl_penalty` [R, S], the penalty of each token on the reward.
 
     Args:

@@ -10,7 +10,7 @@ from torch import Tensor
 from rl_algorithms.advantages.checks import check_rewards
 from rl_algorithms.advantages.config import RewardScalingConfig, RewardShapingConfig
 from rl_algorithms.advantages.overlong import shape_rewards
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_distributed.metrics.values import Mean
 
 __all__ = ["FinalRewards", "final_rewards", "scale_rewards"]
@@ -29,7 +29,7 @@ class FinalRewards:
 
 
 def final_rewards(
-    rows: BatchedDataDict[Tensor],
+    rows: TrajectoryRows,
     scaling: RewardScalingConfig | None,
     shaping: RewardShapingConfig | None,
 ) -> FinalRewards:

@@ -9,8 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rl_algorithms.data.types import DatumSpec
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_algorithms.data.types import (
+    DatumSpec,
+    PromptRows,
+)
+from rl_distributed.batch.batched_data_dict import (
+    BatchedDataDict,
+)
+from rl_models.types import TrainingRows
 
 __all__ = ["SFTCollator", "pad_rows", "rl_collate_fn"]
 
@@ -35,9 +41,7 @@ def pad_rows(
     return torch.from_numpy(padded), torch.from_numpy(lengths)
 
 
-def rl_collate_fn(
-    batch: Sequence[DatumSpec], *, pad_token_id: int = 0
-) -> BatchedDataDict[Any]:
+def rl_collate_fn(batch: Sequence[DatumSpec], *, pad_token_id: int = 0) -> PromptRows:
     """Collate prompts.
 
     Returns:
@@ -80,7 +84,7 @@ class SFTCollator:
         self._pad_token_id = pad_token_id
         self._multiple = make_sequence_length_divisible_by
 
-    def __call__(self, batch: Sequence[DatumSpec]) -> BatchedDataDict[Any]:
+    def __call__(self, batch: Sequence[DatumSpec]) -> TrainingRows:
         """Return `input_ids` and `token_mask`, `input_lengths` and `sample_mask`."""
         input_ids, lengths = pad_rows(
             [datum["token_ids"] for datum in batch],

@@ -19,7 +19,10 @@ from torch import Tensor
 from rl_algorithms.data.encoding import encode_conversations, render_conversation
 from rl_algorithms.data.types import LLMMessageLogType, Tokenizer
 from rl_algorithms.errors import ColumnError
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 
 __all__ = [
     "add_loss_mask_to_message_log",
@@ -140,7 +143,7 @@ def batched_message_log_to_flat_message(
     message_logs: Sequence[LLMMessageLogType],
     pad_value_dict: Mapping[str, int | float] | None = None,
     make_sequence_length_divisible_by: int = 1,
-) -> tuple[BatchedDataDict[Any], Tensor]:
+) -> tuple[AnyRows, Tensor]:
     """Concatenate each conversation and right-pad all of them to one width.
 
     Args:

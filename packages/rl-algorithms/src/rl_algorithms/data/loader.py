@@ -12,7 +12,10 @@ from rl_algorithms.data.collate import rl_collate_fn
 from rl_algorithms.data.pass_rate_filter import DATA_ROW, PassRateFilter
 from rl_algorithms.errors import DataError, EmptyDatasetError
 from rl_algorithms.seeds import permutation
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 from rl_distributed.logs.logging import get_logger
 
 __all__ = ["BatchedDataLoader", "RowOrder"]
@@ -26,7 +29,7 @@ Batch = Any
 _DEFAULT_ROWS = 32
 
 
-def _default_collate(rows: Sequence[Mapping[str, Any]]) -> BatchedDataDict[Any]:
+def _default_collate(rows: Sequence[Mapping[str, Any]]) -> AnyRows:
     """Collate processed prompts into token columns, other rows into plain lists."""
     for index, row in enumerate(rows):
         if not isinstance(row, Mapping):

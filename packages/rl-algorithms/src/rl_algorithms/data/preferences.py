@@ -34,8 +34,11 @@ from rl_algorithms.data.preference_columns import Messages, find_pairs
 from rl_algorithms.data.prompt_rows import PromptFormat, plain_text
 from rl_algorithms.data.types import Rows, Tokenizer
 from rl_algorithms.errors import DataError, EmptyDatasetError
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    BatchedDataDict,
+)
 from rl_distributed.logs.logging import get_logger
+from rl_models.types import TrainingRows
 
 __all__ = [
     "PreferenceCollator",
@@ -271,7 +274,7 @@ class PreferenceCollator:
         self._pad_token_id = pad_token_id
         self._multiple = make_sequence_length_divisible_by
 
-    def __call__(self, batch: Sequence[PreferenceDatumSpec]) -> BatchedDataDict[Any]:
+    def __call__(self, batch: Sequence[PreferenceDatumSpec]) -> TrainingRows:
         """Return `input_ids`, `input_lengths`, `token_mask` and `sample_mask`.
 
         Both rows of a pair have the same `sample_mask`.

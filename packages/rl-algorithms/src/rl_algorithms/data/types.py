@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, Protocol, TypedDict
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NotRequired,
+    Protocol,
+    TypeAlias,
+    TypedDict,
+)
 
 from rl_distributed.batch.schema import ColumnSpec, Schema
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from rl_distributed.batch.batched_data_dict import BatchedDataDict
+
 __all__ = [
     "PROMPT_ROWS",
     "DatumSpec",
     "LLMMessageLogType",
+    "PromptRows",
     "PromptSpec",
     "Row",
     "Rows",
@@ -71,6 +82,8 @@ class PromptSpec(TypedDict):
     ]
 
 
+PromptRows: TypeAlias = "BatchedDataDict[PromptSpec]"
+"""Prompts, with any further columns."""
 PROMPT_ROWS = Schema.of(PromptSpec, "prompts", Tensor=object)
 
 

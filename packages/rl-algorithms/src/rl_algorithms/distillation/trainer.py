@@ -14,12 +14,14 @@ from typing import Any, ClassVar
 
 from rl_algorithms.data import DataModule
 from rl_algorithms.data.loader import Loader
+from rl_algorithms.data.types import PROMPT_ROWS
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.distillation.config import DistillationConfig, DistillationSettings
 from rl_algorithms.distillation.unscored import Unscored
 from rl_algorithms.distillation.vocabulary import check_same_vocabulary
 from rl_algorithms.losses.distillation import DistillationLossFn
 from rl_algorithms.rollout import unfold_branches
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
 from rl_algorithms.trainers.sampling.validation import ValidationResult, validation_loss
 from rl_algorithms.trainers.setup.components import Needs
@@ -28,8 +30,13 @@ from rl_algorithms.trainers.steps.training_rows import (
     pad_to_plan,
     train_metrics,
 )
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows, BatchedDataDict
 from rl_models.tokens.tokenizer import load_tokenizer
+from rl_models.types import (
+    TRAINING_ROWS,
+    InputRows,
+    TrainingRows,
+)
 
 __all__ = ["DistillationTrainer"]
 
@@ -94,13 +101,15 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
     def _watch_rewards(self) -> None:
         """Watch nothing: the teacher is what is learned from; rewards only measure."""
 
-    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
-        rows, metrics = batch, dict[str, Any]()
+    def _train_step(self, batch: AnyRows) -> Mapping[str, Any]:
+        metrics = dict[str, Any]()
         if self._sampling.on_policy:
             self.sync_weights()
-            rows, metrics = self._run_rollouts(batch, 0)
+            sampled, metrics = self._run_rollouts(PROMPT_ROWS.checked(batch), 0)
             self.finish_sampling()
-            rows = _to_train_on(rows)
+            rows = _to_train_on(sampled)
+        else:
+            rows = TRAINING_ROWS.checked(batch)
         if not self._is_scored:
             metrics = {k: v for k, v in metrics.items() if not k.startswith("reward")}
         if not rows.size:
@@ -121,12 +130,13 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             return answers
         return [{k: v for k, v in a.items() if k != "reward"} for a in answers]
 
-    def _ask_teacher(self, rows: BatchedDataDict[Any]) -> None:
+    def _ask_teacher(self, rows: InputRows) -> None:
         """Add the teacher's columns, at the student's temperature."""
         temperature = self.config.policy.logprob_temperature
-        rows |= self.components.required.teacher.get_topk_logits(
+        found = self.components.required.teacher.get_topk_logits(
             rows, self._k, temperature=temperature
         )
+        rows.update(found)
 
     def _validate(self, loader: Loader) -> ValidationResult:
         """Measure the rewards of answers if they are scored, otherwise the loss."""
@@ -141,7 +151,7 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         self.finish_sampling()
         return ValidationResult(self._validation_loss(answers))
 
-    def _answers(self, loader: Iterable[Any]) -> Iterator[BatchedDataDict[Any]]:
+    def _answers(self, loader: Iterable[Any]) -> Iterator[TrainingRows]:
         """Yield the student's answers to held-out prompts."""
         generation = self.config.policy.generation
         assert generation is not None
@@ -163,15 +173,13 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
             first += batch.size
             yield _to_train_on(result.rows)
 
-    def _validation_loss(
-        self, batches: Iterable[BatchedDataDict[Any]]
-    ) -> dict[str, float]:
+    def _validation_loss(self, batches: Iterable[TrainingRows]) -> dict[str, float]:
         policy = self.components.required.policy
         return validation_loss(policy, self._scored_batches(batches), self._loss)
 
     def _scored_batches(
-        self, batches: Iterable[BatchedDataDict[Any]]
-    ) -> Iterator[BatchedDataDict[Any]]:
+        self, batches: Iterable[TrainingRows]
+    ) -> Iterator[TrainingRows]:
         """Yield the batches that have rows, with the teacher's columns."""
         for rows in batches:
             if rows.size:
@@ -179,8 +187,9 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
                 yield rows
 
 
-def _to_train_on(rows: BatchedDataDict[Any]) -> BatchedDataDict[Any]:
+def _to_train_on(rows: TrajectoryRows) -> TrainingRows:
     """Keep the rows and columns for training."""
-    found = unfold_branches(BatchedDataDict({n: rows[n] for n in _COLUMNS}))
+    columns: TrainingRows = BatchedDataDict({n: rows[n] for n in _COLUMNS})
+    found = unfold_branches(columns)
     kept = (found["sample_mask"] != 0).nonzero().flatten()
     return found if len(kept) == found.size else found.select_indices(kept)

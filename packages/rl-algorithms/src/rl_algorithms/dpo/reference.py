@@ -17,15 +17,14 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.logs.logging import get_logger
 from rl_models.config import PolicyConfig
+from rl_models.types import TrainingRows
 
 __all__ = ["ReferenceLogprobs", "answer_logprobs", "reference_identity"]
 
@@ -51,8 +50,8 @@ class ReferenceLogprobs:
 
     def add(
         self,
-        batches: Iterable[BatchedDataDict[Any]],
-        compute: Callable[[BatchedDataDict[Any]], Tensor],
+        batches: Iterable[TrainingRows],
+        compute: Callable[[TrainingRows], Tensor],
     ) -> int:
         """Compute missing log-probs, and write the file.
 
@@ -82,7 +81,7 @@ class ReferenceLogprobs:
                 self._write()
         return len(self._sums) - before
 
-    def column(self, rows: BatchedDataDict[Any]) -> Tensor:
+    def column(self, rows: TrainingRows) -> Tensor:
         """Return the [N] float64 sums of rows.
 
         Raises:
@@ -91,7 +90,7 @@ class ReferenceLogprobs:
         values = [self._sums[digest] for digest in _digests(rows)]
         return torch.tensor(values, dtype=torch.float64)
 
-    def knows(self, batches: Iterable[BatchedDataDict[Any]]) -> bool:
+    def knows(self, batches: Iterable[TrainingRows]) -> bool:
         """Return whether all rows are known."""
         return all(d in self._sums for batch in batches for d in _digests(batch))
 
@@ -134,7 +133,7 @@ class ReferenceLogprobs:
         os.replace(temporary, self._file)
 
 
-def _digests(rows: BatchedDataDict[Any]) -> list[bytes]:
+def _digests(rows: TrainingRows) -> list[bytes]:
     """Return one digest per row, independent of padding and of other rows."""
     # One dtype, so that the digest does not depend on how a collator stored the tokens.
     ids = rows["input_ids"].numpy().astype(np.int64, copy=False)
@@ -148,7 +147,7 @@ def _digests(rows: BatchedDataDict[Any]) -> list[bytes]:
     return found
 
 
-def answer_logprobs(logprobs: Tensor, rows: BatchedDataDict[Any]) -> Tensor:
+def answer_logprobs(logprobs: Tensor, rows: TrainingRows) -> Tensor:
     """Return [N] float64 sums of [N, S] log-probs over each row's trained tokens."""
     learned = rows["token_mask"] != 0
     # float64, because sums over long answers are large compared to their differences.

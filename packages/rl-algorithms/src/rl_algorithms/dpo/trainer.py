@@ -24,9 +24,9 @@ from rl_algorithms.losses.dpo import DPOLossFn
 from rl_algorithms.trainers.pair_trainer import PairTrainer
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.setup.starting import resume_paths
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
+from rl_models.types import TrainingRows
 
 __all__ = ["DPOTrainer"]
 
@@ -69,12 +69,12 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         super()._setup_algorithm()
         self._reference: ReferenceLogprobs | None = None
 
-    def _complete(self, rows: BatchedDataDict[Any]) -> None:
+    def _complete(self, rows: TrainingRows) -> None:
         rows["reference_policy_logprobs"] = self._reference_logprobs(rows)
 
     # The reference --------------------------------------------------------------
 
-    def _reference_logprobs(self, rows: BatchedDataDict[Any]) -> Tensor:
+    def _reference_logprobs(self, rows: TrainingRows) -> Tensor:
         """Return [2 B], the reference's sums over the answers."""
         if not self._precomputes:
             with self.phase("reference_logprobs"):
@@ -111,11 +111,11 @@ class DPOTrainer(PairTrainer[DPOConfig]):
         _logger.info("computed reference log-probs of %d rows", added)
         return known
 
-    def _policy_logprobs(self, rows: BatchedDataDict[Any]) -> Tensor:
+    def _policy_logprobs(self, rows: TrainingRows) -> Tensor:
         found = self.components.required.policy.get_logprobs(rows)
         return answer_logprobs(found["logprobs"], rows)
 
-    def _all_pairs(self) -> Iterator[BatchedDataDict[Any]]:
+    def _all_pairs(self) -> Iterator[TrainingRows]:
         """Yield all pairs of the run, ordered by length to save padding."""
         # Validation pairs too: later the policy is trained, and their reference would
         # be gone.

@@ -20,11 +20,15 @@ from rl_algorithms.filters import (
     rows_with_variance,
 )
 from rl_algorithms.grpo.config import GRPOSettings
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_algorithms.rollout.timeline import Timeline
 from rl_algorithms.trainers.sampling.kept_answers import ROW_NUMBER
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    BatchedDataDict,
+)
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics.values import Mean
+from rl_models.types import TrainingRows
 
 __all__ = ["build_rows", "mask_disagreement"]
 
@@ -40,10 +44,10 @@ _COLUMNS = (
 
 
 def build_rows(
-    rows: BatchedDataDict[Any],
+    rows: TrajectoryRows,
     estimator: AdvantageEstimator,
     settings: GRPOSettings,
-) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+) -> tuple[TrainingRows | None, dict[str, Any]]:
     """Add the advantages, and drop the rows that do not count.
 
     Args:
@@ -80,7 +84,7 @@ def build_rows(
         # Only after the estimator: groups without variance still belong to the batch's
         # statistics.
         keep &= varied
-    train: BatchedDataDict[Any] = BatchedDataDict(
+    train: TrainingRows = BatchedDataDict(
         {name: rows[name] for name in _COLUMNS if name in rows}
     )
     train["advantages"] = (
@@ -91,7 +95,7 @@ def build_rows(
     return _select(train, keep[timeline.conversation]), metrics
 
 
-def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str, Any]:
+def mask_disagreement(rows: TrainingRows, threshold: float) -> dict[str, Any]:
     """Exclude rows from the loss on which sampler and trainer disagree.
 
     Args:
@@ -122,9 +126,7 @@ def mask_disagreement(rows: BatchedDataDict[Any], threshold: float) -> dict[str,
     return {"seq_logprob_error_masked_rate": Mean(float(dropped), num_valid)}
 
 
-def _conversations(
-    rows: BatchedDataDict[Any], timeline: Timeline
-) -> BatchedDataDict[Any]:
+def _conversations(rows: TrajectoryRows, timeline: Timeline) -> TrajectoryRows:
     """Return N rows, each with the concatenated tokens of a whole conversation."""
     # The reward of a conversation is that of its last part.
     found = rows.select_indices(timeline.last_row)
@@ -135,7 +137,7 @@ def _conversations(
 
 
 def _rewards(
-    rows: BatchedDataDict[Any], settings: GRPOSettings
+    rows: TrajectoryRows, settings: GRPOSettings
 ) -> tuple[Tensor, RewardColumns, dict[str, Any]]:
     """Return the scaled and shaped rewards, the columns beside them, and metrics."""
     columns: RewardColumns = {"token_mask": rows["token_mask"]}
@@ -156,7 +158,7 @@ def _rewards(
     return rewards.values, columns, metrics
 
 
-def _select(rows: BatchedDataDict[Any], keep: Tensor) -> BatchedDataDict[Any] | None:
+def _select(rows: TrainingRows, keep: Tensor) -> TrainingRows | None:
     if bool(keep.all()):
         return rows
     indices = keep.nonzero().flatten()

@@ -12,13 +12,17 @@ from typing import Any, ClassVar
 
 from rl_algorithms.advantages import build_advantage_estimator
 from rl_algorithms.advantages.kl_in_reward import add_kl_penalty
+from rl_algorithms.data.types import (
+    PROMPT_ROWS,
+    PromptRows,
+)
 from rl_algorithms.filters import DynamicSamplingBuffer
 from rl_algorithms.grpo.config import GRPOConfig, GRPOSettings
 from rl_algorithms.grpo.rows import build_rows, mask_disagreement
 from rl_algorithms.rollout import unfold_branches
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_algorithms.trainers.policy_gradient_trainer import PolicyGradientTrainer
 from rl_algorithms.trainers.steps.training_rows import count_tokens, pad_to_plan
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics import reduce_metrics
 from rl_models.tokens.tokenizer import pad_token_id
 
@@ -40,8 +44,8 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
         self._estimator = build_advantage_estimator(self.config.grpo.adv_estimator)
 
     def _sample(
-        self, batch: BatchedDataDict[Any]
-    ) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+        self, batch: PromptRows
+    ) -> tuple[TrajectoryRows | None, dict[str, Any]]:
         """Sample answers to a batch; with dynamic sampling, to as many as needed."""
         settings = self.config.grpo
         if not settings.use_dynamic_sampling:
@@ -57,7 +61,7 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
         )
         collected = []
         first = 0
-        prompts: BatchedDataDict[Any] | None = batch
+        prompts: PromptRows | None = batch
         while prompts is not None:
             rows, metrics = self._run_rollouts(prompts, first)
             collected.append(metrics)
@@ -66,11 +70,12 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
             # Seeds derive from the prompt's index in the step, so each generation batch
             # continues it.
             first += prompts.size
-            prompts = self.draw_batch()
+            drawn = self.draw_batch()
+            prompts = None if drawn is None else PROMPT_ROWS.checked(drawn)
         kept, metrics = buffer.take()
         return kept, {**reduce_metrics(collected), **metrics}
 
-    def _learn(self, rows: BatchedDataDict[Any]) -> Mapping[str, Any]:
+    def _learn(self, rows: TrajectoryRows) -> Mapping[str, Any]:
         settings, loss_config = self.config.grpo, self.config.loss_fn
         metrics: dict[str, Any] = {}
         rows = unfold_branches(rows)

@@ -22,10 +22,12 @@ from rl_algorithms.advantages.rewards import final_rewards
 from rl_algorithms.advantages.summary import advantage_metrics
 from rl_algorithms.advantages.whitening import whiten
 from rl_algorithms.ppo.config import PPOSettings
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_algorithms.rollout.timeline import Timeline
 from rl_algorithms.seeds import mix, permutation
 from rl_algorithms.trainers.sampling.kept_answers import ROW_NUMBER
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.types import TrainingRows
 
 __all__ = [
     "add_advantages",
@@ -51,8 +53,8 @@ _MIN_SPREAD = 1e-8
 
 
 def trainable_rows(
-    rows: BatchedDataDict[Any], settings: PPOSettings
-) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+    rows: TrajectoryRows, settings: PPOSettings
+) -> tuple[TrainingRows | None, dict[str, Any]]:
     """Keep the rows and columns for training.
 
     Args:
@@ -69,7 +71,7 @@ def trainable_rows(
         overlong_filtering=settings.overlong_filtering,
     )
     metrics: dict[str, Any] = {**rewards.metrics, **filtered}
-    found: BatchedDataDict[Any] = BatchedDataDict(
+    found: TrainingRows = BatchedDataDict(
         {name: rows[name] for name in _COLUMNS if name in rows}
     )
     # Beside `rewards`, which stay unscaled: successes are judged by the environment's
@@ -83,7 +85,7 @@ def trainable_rows(
     return found, metrics
 
 
-def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[str, Any]:
+def add_advantages(rows: TrainingRows, settings: PPOSettings) -> dict[str, Any]:
     """Add the columns `advantages` and `returns` [R, S].
 
     The parts of a branched conversation form one episode: the reward comes with its
@@ -140,8 +142,8 @@ def add_advantages(rows: BatchedDataDict[Any], settings: PPOSettings) -> dict[st
 
 
 def rows_of_epoch(
-    rows: BatchedDataDict[Any], *, seed: int, step: int, epoch: int
-) -> BatchedDataDict[Any]:
+    rows: TrainingRows, *, seed: int, step: int, epoch: int
+) -> TrainingRows:
     """Return the rows in an order determined by seed, step and pass."""
     # Not a generator with a state: a resumed run must reach the same order.
     order = permutation(rows.size, seed=int(mix(seed, step)), epoch=epoch)
@@ -149,7 +151,7 @@ def rows_of_epoch(
 
 
 def add_nll_weights(
-    rows: BatchedDataDict[Any], threshold: float, global_batch_size: int
+    rows: TrainingRows, threshold: float, global_batch_size: int
 ) -> None:
     """Add the column `nll_weights` [N], see `ClippedPGLossFn`.
 

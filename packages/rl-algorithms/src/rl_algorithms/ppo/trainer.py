@@ -21,6 +21,7 @@ from rl_algorithms.ppo.rows import (
     trainable_rows,
 )
 from rl_algorithms.rollout import unfold_branches
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_algorithms.trainers.policy_gradient_trainer import PolicyGradientTrainer
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.steps.training_rows import (
@@ -29,8 +30,8 @@ from rl_algorithms.trainers.steps.training_rows import (
     pad_to_plan,
     train_metrics,
 )
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.interfaces import LossFunction
+from rl_models.types import TrainingRows
 
 __all__ = ["PPOTrainer"]
 
@@ -56,7 +57,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
         super()._setup_algorithm()
         self._value_loss = self._losses()["critic"]
 
-    def _learn(self, rows: BatchedDataDict[Any]) -> Mapping[str, Any]:
+    def _learn(self, rows: TrajectoryRows) -> Mapping[str, Any]:
         train_rows, metrics = trainable_rows(rows, self.config.ppo)
         if train_rows is None:
             # All answers failed or were cut off, so there is nothing to learn from.
@@ -82,7 +83,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
         return metrics | self._train_models(train_rows, global_batch_size)
 
     def _train_models(
-        self, rows: BatchedDataDict[Any], global_batch_size: int
+        self, rows: TrainingRows, global_batch_size: int
     ) -> dict[str, Any]:
         """Make several passes over the rows, in the same order for both models."""
         settings = self.config.ppo
@@ -112,9 +113,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
             metrics["policy_passes"] = float(len(policies))
         return metrics
 
-    def _weigh_successes(
-        self, rows: BatchedDataDict[Any], global_batch_size: int
-    ) -> None:
+    def _weigh_successes(self, rows: TrainingRows, global_batch_size: int) -> None:
         if self.config.loss_fn.positive_nll_coef > 0:
             add_nll_weights(rows, self.config.ppo.positive_above, global_batch_size)
 

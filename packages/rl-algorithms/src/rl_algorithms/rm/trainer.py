@@ -7,14 +7,14 @@ pairs -> rows, chosen and rejected alternating -> value at each last token -> tr
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 
 from rl_algorithms.losses import PreferenceLossFn
 from rl_algorithms.rm.config import RMConfig, RMSettings
 from rl_algorithms.trainers.pair_trainer import PairTrainer
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_models.types import TrainingRows
 
 __all__ = ["RMTrainer"]
 
@@ -32,7 +32,7 @@ class RMTrainer(PairTrainer[RMConfig]):
     def _build_loss(self) -> PreferenceLossFn:
         return PreferenceLossFn(self.config.loss_fn)
 
-    def _complete(self, rows: BatchedDataDict[Any]) -> None:
+    def _complete(self, rows: TrainingRows) -> None:
         columns = torch.arange(rows["input_ids"].shape[1])
         is_last = columns == rows["input_lengths"][:, None] - 1
         rows["value_mask"] = is_last.to(torch.float32)

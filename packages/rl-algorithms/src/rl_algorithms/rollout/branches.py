@@ -12,15 +12,17 @@ Shapes: N rows, S tokens wide.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from rl_algorithms.errors import RolloutError
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows, BatchedDataDict
 
 __all__ = ["Branch", "unfold_branches"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Branch:
 _COLUMNS = ("input_ids", "token_mask", "generation_logprobs", "token_versions")
 
 
-def _refuse_token_columns(rows: BatchedDataDict[Any]) -> None:
+def _refuse_token_columns(rows: AnyRows) -> None:
     for name, column in rows.items():
         if name not in _COLUMNS and isinstance(column, Tensor) and column.dim() > 1:
             raise RolloutError(
@@ -55,8 +57,8 @@ def _refuse_token_columns(rows: BatchedDataDict[Any]) -> None:
 
 
 def unfold_branches(
-    rows: BatchedDataDict[Any], *, pad_token_id: int = 0
-) -> BatchedDataDict[Any]:
+    rows: BatchedDataDict[T], *, pad_token_id: int = 0
+) -> BatchedDataDict[T]:
     """Append a row for each branch.
 
     A new row copies all columns of its conversation except those of the tokens. Each
@@ -112,8 +114,8 @@ def unfold_branches(
 
 
 def _reward_apart(
-    rows: BatchedDataDict[Any],
-    added: BatchedDataDict[Any],
+    rows: AnyRows,
+    added: AnyRows,
     owner: list[int],
     parts: list[Branch],
 ) -> None:

@@ -7,10 +7,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from rl_algorithms.errors import AlgorithmError
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    BatchedDataDict,
+)
 from rl_distributed.errors import DeadlineExceededError, WorkerError
 from rl_models.interfaces import GenerationInterface
-from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
+from rl_models.types import (
+    GenerationDatumSpec,
+    GenerationInput,
+    GenerationOutputSpec,
+    SamplingParams,
+)
 
 __all__ = ["GeneratorDesk", "SampledRow"]
 
@@ -184,12 +191,12 @@ class GeneratorDesk:
                 self._changed.notify_all()
 
     def _sample(self, jobs: Sequence[SampledRow]) -> None:
-        rows: list[BatchedDataDict[Any]] = [job.question() for job in jobs]
+        rows: list[GenerationInput] = [job.question() for job in jobs]
         if any("stop_strings" in row for row in rows):
             for row in rows:
                 # A column must be in all rows or in none.
                 row.setdefault("stop_strings", [None])
-        batch: BatchedDataDict[Any] = BatchedDataDict.from_batches(
+        batch: GenerationInput = BatchedDataDict.from_batches(
             rows, {"input_ids": self._pad}
         )
         for job in jobs:

@@ -12,7 +12,10 @@ from torch import Tensor
 from rl_algorithms.data.types import LLMMessageLogType
 from rl_algorithms.errors import RolloutError
 from rl_algorithms.rollout.result import Outcome
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 from rl_distributed.errors import DeadlineExceededError, UserError, WorkerError
 from rl_distributed.logs.logging import get_logger
 from rl_envs.interfaces import (
@@ -248,12 +251,12 @@ class Judge:
             )
         return [as_rewards(score) for score in scores]
 
-    def post_process(self, rows: BatchedDataDict[Any]) -> dict[str, Any]:
+    def post_process(self, rows: AnyRows) -> dict[str, Any]:
         """Post-process finished rows in the environment, and return its metrics.
 
         The environment sees rewards, outcomes, lengths and texts, and may change them.
         """
-        shared: BatchedDataDict[Any] = BatchedDataDict(
+        shared: AnyRows = BatchedDataDict(
             {name: rows[name] for name in _SHARED_COLUMNS if name in rows}
         )
         changed, metrics = self._environment.global_post_process_and_metrics(shared)

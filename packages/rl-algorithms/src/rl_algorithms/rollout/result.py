@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypeAlias, TypedDict
 
 from torch import Tensor
 
@@ -101,6 +101,8 @@ class TrajectorySpec(TypedDict):
     """What ended the conversation: the task solved, a limit, an error, ..."""
 
 
+TrajectoryRows: TypeAlias = BatchedDataDict[TrajectorySpec]
+"""Played rows, with any further columns."""
 TRAJECTORIES = Schema.of(TrajectorySpec, "played rows")
 
 
@@ -122,7 +124,7 @@ class RolloutSample:
 class RolloutResult:
     """Rows to train on, metrics, and the texts behind them."""
 
-    rows: BatchedDataDict[TrajectorySpec]
+    rows: TrajectoryRows
     """The columns of `TrajectorySpec`."""
     metrics: dict[str, MetricValue]
     """Typed, so that several rollouts of a step merge exactly."""

@@ -17,12 +17,12 @@ Shapes: R rows, S tokens wide; N conversations; T tokens of the longest timeline
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows
 
 __all__ = ["Timeline"]
 
@@ -75,7 +75,7 @@ class Timeline:
         )
 
     @classmethod
-    def of(cls, rows: BatchedDataDict[Any]) -> Self:
+    def of(cls, rows: AnyRows) -> Self:
         """Return the timelines of rows, with or without rows of `unfold_branches`."""
         every = torch.arange(rows.size)
         return cls(

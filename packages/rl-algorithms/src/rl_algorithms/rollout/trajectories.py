@@ -16,7 +16,10 @@ from rl_algorithms.data.types import LLMMessageLogType
 from rl_algorithms.rollout.branches import Branch
 from rl_algorithms.rollout.result import TrajectorySpec
 from rl_algorithms.rollout.versions import without_stale
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 from rl_envs.outcomes import ConversationOutcome
 
 __all__ = ["Trajectories", "TrajectoryNotes"]
@@ -141,8 +144,8 @@ class Trajectories:
             max_staleness,
         )
 
-    def _columns(self) -> BatchedDataDict[Any]:
-        columns: BatchedDataDict[Any] = self.rows()
+    def _columns(self) -> AnyRows:
+        columns: AnyRows = self.rows()
         columns |= {f.name: getattr(self.notes, f.name) for f in fields(self.notes)}
         return columns
 
@@ -157,9 +160,7 @@ class Trajectories:
         )
 
 
-def _join(
-    parts: Sequence[BatchedDataDict[Any]], pads: Mapping[str, int | float]
-) -> BatchedDataDict[Any]:
+def _join(parts: Sequence[AnyRows], pads: Mapping[str, int | float]) -> AnyRows:
     """Concatenate columns; parts may have different named rewards."""
     names = {name for part in parts for name in part}
     for part in parts:
@@ -171,4 +172,4 @@ def _join(
     if any("generation_logprobs" not in part for part in parts):
         for part in parts:
             part.pop("generation_logprobs", None)
-    return BatchedDataDict[Any].from_batches(parts, pads)
+    return AnyRows.from_batches(parts, pads)

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from rl_algorithms.rollout.result import Outcome
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+)
 
 __all__ = ["mark_stale", "staleness", "without_stale"]
 
 
-def staleness(rows: BatchedDataDict[Any], current_version: int) -> Tensor:
+def staleness(rows: AnyRows, current_version: int) -> Tensor:
     """Return [N], the number of versions since each row's oldest token was sampled."""
     versions: Tensor = rows["weight_version"]
     return current_version - versions
 
 
-def mark_stale(
-    rows: BatchedDataDict[Any], current_version: int, max_staleness: int
-) -> Tensor:
+def mark_stale(rows: AnyRows, current_version: int, max_staleness: int) -> Tensor:
     """Mark rows that are too old as stale, and exclude them from training.
 
     Only rows that could be trained on change. Their rewards are kept.

@@ -20,8 +20,9 @@ from rl_algorithms.trainers.steps.training_rows import (
     pad_to_plan,
     train_metrics,
 )
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows
 from rl_distributed.errors import ConfigError
+from rl_models.types import TRAINING_ROWS
 
 __all__ = ["SFTTrainer"]
 
@@ -119,9 +120,10 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
         if rollouts is not None:
             rollouts.close()
 
-    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
+    def _train_step(self, batch: AnyRows) -> Mapping[str, Any]:
         metrics: dict[str, Any] = dict(count_tokens(batch))
-        rows, global_batch_size = pad_to_plan(batch, self.plan)
+        demonstrations = TRAINING_ROWS.checked(batch)
+        rows, global_batch_size = pad_to_plan(demonstrations, self.plan)
         output = self.train_policy(rows, self._loss, global_batch_size)
         return metrics | train_metrics(output)
 

@@ -24,9 +24,10 @@ from rl_algorithms.trainers.settings.run_settings import RunSettings
 from rl_algorithms.trainers.setup.components import Components, Needs
 from rl_algorithms.trainers.step_tools import StepTools
 from rl_algorithms.trainers.steps.loss import StaticLoss
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows
 from rl_distributed.timing.timer import Timer
 from rl_models.interfaces import LossFunction
+from rl_models.types import TrainingRows
 
 __all__ = ["Algorithm", "ConfigT"]
 
@@ -130,7 +131,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def train_policy(
         self,
-        rows: BatchedDataDict[Any],
+        rows: TrainingRows,
         loss: LossFunction,
         global_batch_size: int,
     ) -> Mapping[str, Any]:
@@ -143,7 +144,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     def train_critic(
         self,
-        rows: BatchedDataDict[Any],
+        rows: TrainingRows,
         loss: LossFunction,
         global_batch_size: int,
     ) -> Mapping[str, Any]:
@@ -154,7 +155,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         """
         return self._at_work.train_critic(rows, loss, global_batch_size)
 
-    def draw_batch(self) -> BatchedDataDict[Any] | None:
+    def draw_batch(self) -> AnyRows | None:
         """Return the next batch of the epoch, or None at its end."""
         return self._at_work.draw_batch()
 
@@ -188,7 +189,7 @@ class Algorithm(ABC, Generic[ConfigT]):
     # What an algorithm is --------------------------------------------------------
 
     @abstractmethod
-    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
+    def _train_step(self, batch: AnyRows) -> Mapping[str, Any]:
         """Run one step and return its metrics, by names without prefix.
 
         `num_samples`, `num_tokens` and `num_valid_tokens` also feed the counters of the
@@ -254,7 +255,7 @@ class Algorithm(ABC, Generic[ConfigT]):
 
     @staticmethod
     def _compute_loss(
-        data: BatchedDataDict[Any],
+        data: TrainingRows,
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,

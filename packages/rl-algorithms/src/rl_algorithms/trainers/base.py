@@ -46,13 +46,14 @@ from rl_algorithms.trainers.steps.training_rows import (
     train_metrics,
 )
 from rl_algorithms.trainers.training_run import TrainingRun, start_alone
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.config import Config
 from rl_distributed.runs.folder import RunClaim
 from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.rewards.lists import RewardFns
 from rl_models.interfaces import GenerationInterface, LossFunction, PolicyInterface
+from rl_models.types import TRAINING_ROWS
 
 __all__ = ["BaseTrainer"]
 
@@ -329,7 +330,7 @@ class BaseTrainer(Algorithm[ConfigT]):
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()
 
-    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
+    def _train_step(self, batch: AnyRows) -> Mapping[str, Any]:
         if self._tools is None:
             self._note_own_names()
             start_alone(self, self._alone, self._pool)
@@ -337,7 +338,7 @@ class BaseTrainer(Algorithm[ConfigT]):
             # trainer.
             weakref.finalize(self, self._alone.close)
         metrics: dict[str, Any] = dict(count_tokens(batch))
-        rows, global_batch_size = pad_to_plan(batch, self.plan)
+        rows, global_batch_size = pad_to_plan(TRAINING_ROWS.checked(batch), self.plan)
         output = self.train_policy(rows, self._loss, global_batch_size)
         return metrics | train_metrics(output)
 

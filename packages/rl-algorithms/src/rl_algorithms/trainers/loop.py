@@ -26,7 +26,9 @@ from rl_algorithms.trainers.schedule import RunPlan
 from rl_algorithms.trainers.setup.own_policy import OwnPolicy
 from rl_algorithms.trainers.step_tools import StepTools
 from rl_algorithms.trainers.worker_recovery import Recovery
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+)
 from rl_distributed.logs.logging import get_logger, log_context
 from rl_distributed.metrics import to_floats
 from rl_distributed.timing.timer import Timer
@@ -150,13 +152,13 @@ class TrainingLoop(Generic[ConfigT]):
         missed = trainer._early_stop().shortfall(trainer.state.metrics)
         trainer.request_stop(f"{limit}; {missed}" if missed else limit)
 
-    def _next_batch(self) -> BatchedDataDict[Any] | None:
+    def _next_batch(self) -> AnyRows | None:
         self._trainer.timer.reset()
         # Drawing counts as part of the step, so that slow data become visible.
         with self._trainer.timer.time("total_step_time"):
             return self._tools.draw_batch()
 
-    def _run_step(self, batch: BatchedDataDict[Any]) -> None:
+    def _run_step(self, batch: AnyRows) -> None:
         trainer = self._trainer
         number = trainer.state.step + 1
         with log_context(step=number):

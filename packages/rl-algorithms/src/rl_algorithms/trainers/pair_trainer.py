@@ -21,9 +21,13 @@ from rl_algorithms.trainers.steps.training_rows import (
     pad_to_plan,
     train_metrics,
 )
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows
 from rl_distributed.metrics import reduce_metrics
 from rl_distributed.metrics.values import Mean, Sum
+from rl_models.types import (
+    TRAINING_ROWS,
+    TrainingRows,
+)
 
 __all__ = ["PairTrainer"]
 
@@ -40,7 +44,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
         """The algorithm's section of the configuration."""
 
     @abstractmethod
-    def _complete(self, rows: BatchedDataDict[Any]) -> None:
+    def _complete(self, rows: TrainingRows) -> None:
         """Add the columns that the loss needs beyond tokens and masks."""
 
     def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
@@ -64,10 +68,11 @@ class PairTrainer(BaseTrainer[ConfigT]):
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()
 
-    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
+    def _train_step(self, batch: AnyRows) -> Mapping[str, Any]:
         metrics: dict[str, Any] = dict(count_tokens(batch))
+        pairs = TRAINING_ROWS.checked(batch)
         # In pairs, since the loss compares neighboring rows.
-        rows, global_batch_size = pad_to_plan(batch, self.plan, rows_per_sample=2)
+        rows, global_batch_size = pad_to_plan(pairs, self.plan, rows_per_sample=2)
         # After padding, so that padding rows have all columns, too.
         self._complete(rows)
         output = self.train_policy(rows, self._loss, global_batch_size)

@@ -14,9 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rl_algorithms.data.types import (
+    PROMPT_ROWS,
+    PromptRows,
+)
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.losses import ClippedPGLossFn
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.sampler import AheadSampler
 from rl_algorithms.trainers.ahead.saved import SavedAhead
@@ -35,9 +40,10 @@ from rl_algorithms.trainers.settings.policy_gradient_config import (
 )
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.steps.training_rows import train_metrics
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows
 from rl_distributed.errors import ConfigError, DeadlineExceededError
 from rl_envs.interfaces import EnvironmentInterface
+from rl_models.types import InputRows
 
 __all__ = ["PolicyGradientTrainer"]
 
@@ -64,7 +70,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
         """The algorithm's section of the configuration."""
 
     @abstractmethod
-    def _learn(self, rows: BatchedDataDict[Any]) -> Mapping[str, Any]:
+    def _learn(self, rows: TrajectoryRows) -> Mapping[str, Any]:
         """Train on the scored answers of a step, and return metrics.
 
         Args:
@@ -102,18 +108,18 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
             return None  # shaping makes equal rewards differ
         return RewardWatch(compares_groups=settings.compares_group)
 
-    def _train_step(self, batch: BatchedDataDict[Any]) -> Mapping[str, Any]:
+    def _train_step(self, batch: AnyRows) -> Mapping[str, Any]:
         if self.config.asynchronous is None:
             self.sync_weights()
-            rows, metrics = self._sample(batch)
+            rows, metrics = self._sample(PROMPT_ROWS.checked(batch))
             self.finish_sampling()
         else:
             rows, metrics = self._take_ahead()
         return metrics if rows is None else {**metrics, **self._learn(rows)}
 
     def _sample(
-        self, batch: BatchedDataDict[Any]
-    ) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+        self, batch: PromptRows
+    ) -> tuple[TrajectoryRows | None, dict[str, Any]]:
         """Sample and score answers to a batch.
 
         Returns:
@@ -142,7 +148,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
             )
         return self.limits
 
-    def _take_ahead(self) -> tuple[BatchedDataDict[Any] | None, dict[str, Any]]:
+    def _take_ahead(self) -> tuple[TrajectoryRows | None, dict[str, Any]]:
         """Wait for the answers of the step, which were requested earlier."""
         if self._ahead is None:
             self._ahead = self._begin_ahead()
@@ -230,9 +236,7 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
 
     # Log-probs ----------------------------------------------------------------------
 
-    def _add_logprobs(
-        self, rows: BatchedDataDict[Any], *, prev: bool, reference: bool
-    ) -> None:
+    def _add_logprobs(self, rows: InputRows, *, prev: bool, reference: bool) -> None:
         """Add the log-probs that are needed and still missing."""
         policy = self.components.required.policy
         prev = prev and "prev_logprobs" not in rows

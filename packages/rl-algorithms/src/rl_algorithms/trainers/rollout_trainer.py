@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from rl_algorithms.data import DataModule
 from rl_algorithms.data.loader import Loader
 from rl_algorithms.data.pass_rate_filter import DATA_ROW, PassRateFilter
+from rl_algorithms.data.types import PromptRows
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine, RolloutResult
 from rl_algorithms.rollout.config import RolloutSettings
+from rl_algorithms.rollout.result import TrajectoryRows
 from rl_algorithms.trainers.base import BaseTrainer
 from rl_algorithms.trainers.sampling.answer_validation import validate_by_answers
 from rl_algorithms.trainers.sampling.kept_answers import KeptAnswers
@@ -24,7 +26,6 @@ from rl_algorithms.trainers.settings.rollout_config import (
     SamplingSettings,
 )
 from rl_algorithms.trainers.setup.components import Needs
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.timing.timer import Timer
@@ -147,8 +148,8 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         return generation.max_new_tokens
 
     def _run_rollouts(
-        self, batch: BatchedDataDict[Any], first: int
-    ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
+        self, batch: PromptRows, first: int
+    ) -> tuple[TrajectoryRows, dict[str, Any]]:
         """Sample and score answers; `first` is the first prompt's index in the step."""
         timer = Timer()
         with self.phase("generation"):
@@ -168,7 +169,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         return rows, {**metrics, **self._note_pass_rates(batch, result)}
 
     def _note_pass_rates(
-        self, batch: BatchedDataDict[Any], result: RolloutResult
+        self, batch: PromptRows, result: RolloutResult
     ) -> dict[str, float]:
         """Record the pass rate of each prompt; return metrics of the filter."""
         if self._pass_rates is None:
@@ -187,7 +188,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
 
     def _note_rollout(
         self, result: RolloutResult
-    ) -> tuple[BatchedDataDict[Any], dict[str, Any]]:
+    ) -> tuple[TrajectoryRows, dict[str, Any]]:
         """Return the training rows of a rollout and its metrics."""
         if self._reward_watch is not None:
             self._reward_watch.note(result.rows)

@@ -14,9 +14,10 @@ from rl_algorithms.trainers.run.state import TrainerState
 from rl_algorithms.trainers.run.throughput import Throughput
 from rl_algorithms.trainers.setup.components import Components
 from rl_algorithms.trainers.steps.memory_turns import MemoryTurns
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows
 from rl_distributed.timing.timer import Timer
 from rl_models.interfaces import LossFunction, PolicyInterface
+from rl_models.types import TrainingRows
 
 __all__ = ["StepTools"]
 
@@ -67,7 +68,7 @@ class StepTools:
         """Tells the watchdog that the run goes on; may be called from any thread."""
         self._recorder = recorder
         self._memory = _memory_turns(trainer)
-        self.batches: Iterator[BatchedDataDict[Any]] = iter(())
+        self.batches: Iterator[AnyRows] = iter(())
         """Remaining batches of the pass over the data."""
         self.phase_name = "setup"
         """Current phase, or the one in which an exception was raised."""
@@ -143,7 +144,7 @@ class StepTools:
 
     def train_policy(
         self,
-        rows: BatchedDataDict[Any],
+        rows: TrainingRows,
         loss: LossFunction,
         global_batch_size: int,
     ) -> Mapping[str, Any]:
@@ -163,7 +164,7 @@ class StepTools:
 
     def train_critic(
         self,
-        rows: BatchedDataDict[Any],
+        rows: TrainingRows,
         loss: LossFunction,
         global_batch_size: int,
     ) -> Mapping[str, Any]:
@@ -177,7 +178,7 @@ class StepTools:
         self,
         name: str,
         model: PolicyInterface,
-        rows: BatchedDataDict[Any],
+        rows: TrainingRows,
         loss: LossFunction,
         global_batch_size: int,
         **options: Any,
@@ -195,12 +196,12 @@ class StepTools:
             recorder.add_call(step, name, copies, global_batch_size, output)
         return output
 
-    def note_answers(self, rows: BatchedDataDict[Any]) -> None:
+    def note_answers(self, rows: AnyRows) -> None:
         """Record the order, versions and rewards of the answers of a step."""
         if self._recorder is not None:
             self._recorder.note_answers(self._trainer.state.step + 1, rows)
 
-    def draw_batch(self) -> BatchedDataDict[Any] | None:
+    def draw_batch(self) -> AnyRows | None:
         """See `Algorithm.draw_batch`."""
         with self._trainer.timer.time("data_processing"):
             batch = next(self.batches, None)

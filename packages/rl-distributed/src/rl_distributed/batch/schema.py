@@ -8,19 +8,34 @@ time read the same line:
         label: NotRequired[Annotated[list[str], ColumnSpec(("rows",), "list")]]
 
     POINTS = Schema.of(Points, "points", Tensor=object)
-    POINTS.check(batch)
+    points = POINTS.checked(batch)  # BatchedDataDict[Points]
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NotRequired, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    NotRequired,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from rl_distributed.errors import BatchError
 from rl_distributed.suggestion import did_you_mean
 
+if TYPE_CHECKING:
+    from rl_distributed.batch.batched_data_dict import AnyRows, BatchedDataDict
+
 __all__ = ["ColumnSpec", "Schema"]
+
+SpecT = TypeVar("SpecT", covariant=True)
 
 _KINDS = {
     "integer": ("int", "uint"),
@@ -50,7 +65,7 @@ class ColumnSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Schema:
+class Schema(Generic[SpecT]):
     """The columns that a batch must have; it may have others besides."""
 
     title: str
@@ -59,7 +74,7 @@ class Schema:
     optional: Mapping[str, ColumnSpec]
 
     @classmethod
-    def of(cls, spec: type[Any], title: str, **names: Any) -> Schema:
+    def of(cls, spec: type[SpecT], title: str, **names: Any) -> Schema[SpecT]:
         """Read the columns that a `TypedDict` declares.
 
         Args:
@@ -99,6 +114,15 @@ class Schema:
             for name, spec in specs.items():
                 if name in batch:
                     self._check_column(name, spec, batch[name], sizes)
+
+    def checked(self, batch: AnyRows) -> BatchedDataDict[SpecT]:
+        """Return the batch itself, as rows whose columns are now known.
+
+        Raises:
+            BatchError: See `check`.
+        """
+        self.check(batch)
+        return cast("BatchedDataDict[SpecT]", batch)
 
     def __contains__(self, name: object) -> bool:
         return name in self.required or name in self.optional

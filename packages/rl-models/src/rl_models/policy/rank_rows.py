@@ -26,7 +26,7 @@ __all__ = [
 T = TypeVar("T")
 
 
-def check_rows(data: AnyRows, schema: Schema, row_limit: int) -> None:
+def check_rows(data: AnyRows, schema: Schema[object], row_limit: int) -> None:
     """Refuse a batch that the ranks cannot take.
 
     Args:

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from rl_algorithms.data import compat
 from rl_algorithms.data.types import LLMMessageLogType, Tokenizer
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+)
 from rl_distributed.errors import ConfigError
 
 __all__ = [
@@ -34,7 +36,7 @@ def batched_message_log_to_flat_message(
     message_log_batch: Sequence[LLMMessageLogType],
     pad_value_dict: Mapping[str, int | float] | None = None,
     make_sequence_length_divisible_by: int = 1,
-) -> tuple[BatchedDataDict[Any], Tensor]:
+) -> tuple[AnyRows, Tensor]:
     """See `rl_algorithms.data.compat`, where the first argument is `message_logs`."""
     return compat.batched_message_log_to_flat_message(
         message_log_batch, pad_value_dict, make_sequence_length_divisible_by

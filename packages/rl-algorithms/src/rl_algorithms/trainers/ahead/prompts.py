@@ -7,8 +7,8 @@ from typing import Any
 
 from rl_algorithms.asynchronous.prompt_order import Prompt
 from rl_algorithms.data.loader import BatchedDataLoader, Loader
+from rl_algorithms.data.types import PromptRows
 from rl_algorithms.rollout import RolloutEngine
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError
 
 __all__ = ["PromptSource"]
@@ -41,9 +41,9 @@ class PromptSource:
             )
         self._loader = loader
         self.prompts_per_epoch = loader.num_rows - left
-        self._open: dict[int, BatchedDataDict[Any]] = {}
+        self._open: dict[int, PromptRows] = {}
 
-    def get(self, prompt: Prompt, rollouts: RolloutEngine) -> BatchedDataDict[Any]:
+    def get(self, prompt: Prompt, rollouts: RolloutEngine) -> PromptRows:
         """Return a prompt as a single row from which conversations can be opened."""
         # Kept until the group ends: its answers are opened one by one, and tokenizing
         # the prompt for each would repeat the work.

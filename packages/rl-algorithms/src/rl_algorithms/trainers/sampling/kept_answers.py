@@ -19,7 +19,9 @@ from torch import Tensor
 from rl_algorithms.data.types import Tokenizer
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.seeds import permutation
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+)
 from rl_envs.outcomes import second_check_of
 
 __all__ = ["ROW_NUMBER", "KeptAnswers"]
@@ -84,7 +86,7 @@ class KeptAnswers:
         for row in sorted({*chosen, *rejected}):
             self._records[row] = self._record(result, row)
 
-    def note_advantages(self, rows: BatchedDataDict[Any]) -> None:
+    def note_advantages(self, rows: AnyRows) -> None:
         """Add the advantages of kept answers that are trained on.
 
         Args:
@@ -133,7 +135,7 @@ class KeptAnswers:
             record["messages"] = [_message(message) for message in log]
         return record | self._sampled(rows, row)
 
-    def _sampled(self, rows: BatchedDataDict[Any], row: int) -> dict[str, Any]:
+    def _sampled(self, rows: AnyRows, row: int) -> dict[str, Any]:
         """Return texts, log-probs and versions of the sampled tokens of a row."""
         ids: list[int] = []
         versions: list[int] = []
@@ -183,9 +185,7 @@ class KeptAnswers:
         return self._texts[token]
 
 
-def _chosen(
-    rows: BatchedDataDict[Any], num_kept: int, seed: int, step: int
-) -> list[int]:
+def _chosen(rows: AnyRows, num_kept: int, seed: int, step: int) -> list[int]:
     """Return the rows with the best and the worst answers of some groups.
 
     Unscored answers come last, because most of them show nothing.
@@ -233,7 +233,7 @@ def _advantages(values: Tensor, mask: Tensor, record: dict[str, Any]) -> dict[st
     return {"advantages": [_short(value) for value in found]} if is_whole else {}
 
 
-def _reward_parts(rows: BatchedDataDict[Any], row: int) -> dict[str, float]:
+def _reward_parts(rows: AnyRows, row: int) -> dict[str, float]:
     parts = {
         name.partition("/")[2]: float(column[row])
         for name, column in rows.items()

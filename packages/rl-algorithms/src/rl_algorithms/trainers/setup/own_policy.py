@@ -15,12 +15,19 @@ import torch
 
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.steps.training_rows import join_outputs
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    BatchedDataDict,
+)
 from rl_distributed.errors import BatchError
 from rl_distributed.timing.timer import Timer
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction, PolicyInterface
-from rl_models.types import SamplingParams
+from rl_models.types import (
+    GenerationInput,
+    GenerationOutput,
+    SamplingParams,
+    TrainingRows,
+)
 
 __all__ = ["OwnPolicy", "check_own_policy", "samples_itself"]
 
@@ -105,7 +112,7 @@ class OwnPolicy:
 
     def train(
         self,
-        data: BatchedDataDict[Any],
+        data: TrainingRows,
         loss_fn: LossFunction,
         eval_mode: bool = False,
         *,
@@ -155,11 +162,11 @@ class OwnPolicy:
 
     def generate(
         self,
-        data: BatchedDataDict[Any],
+        data: GenerationInput,
         greedy: bool = False,
         *,
         sampling: SamplingParams | None = None,
-    ) -> BatchedDataDict[Any]:
+    ) -> GenerationOutput:
         """Sample; add the weight version to rows of a policy that does not.
 
         Raises:
@@ -183,7 +190,7 @@ class OwnPolicy:
         output = self.policy.generate(data, **arguments)
         return self._with_versions(output, data.size)
 
-    def _with_versions(self, output: Any, num_rows: int) -> BatchedDataDict[Any]:
+    def _with_versions(self, output: Any, num_rows: int) -> GenerationOutput:
         found = output if isinstance(output, Mapping) else {}
         missing = [name for name in _SAMPLED if name not in found]
         if missing:
@@ -192,7 +199,7 @@ class OwnPolicy:
                 f"GenerationOutputSpec: {', '.join(missing)} are missing in "
                 f"{sorted(found) or type(output).__name__}"
             )
-        rows: BatchedDataDict[Any] = BatchedDataDict(dict(found))
+        rows: GenerationOutput = BatchedDataDict(dict(found))
         if rows.size != num_rows:
             raise BatchError(
                 f"{self._name}.generate must return a row for each row: got "

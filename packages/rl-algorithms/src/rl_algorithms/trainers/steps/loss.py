@@ -7,8 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_models.types import LossInputType, LossType
+from rl_models.types import (
+    LossInputType,
+    LossType,
+    TrainingRows,
+)
 
 __all__ = ["StaticLoss"]
 
@@ -32,7 +35,7 @@ class StaticLoss:
 
     def __call__(
         self,
-        data: BatchedDataDict[Any],
+        data: TrainingRows,
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,

@@ -9,8 +9,11 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.errors import AlgorithmError
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
-from rl_models.types import LossInputType, LossType
+from rl_models.types import (
+    LossInputType,
+    LossType,
+    TrainingRows,
+)
 
 __all__ = ["MethodLoss"]
 
@@ -54,7 +57,7 @@ class MethodLoss:
 
     def __call__(
         self,
-        data: BatchedDataDict[Any],
+        data: TrainingRows,
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -73,9 +76,7 @@ class MethodLoss:
         # all micro-batches and ranks is the mean over the whole batch.
         return loss * (len(rows) / global_valid_seqs), {}
 
-    def _call(
-        self, data: BatchedDataDict[Any], outputs: Mapping[str, Tensor]
-    ) -> Tensor:
+    def _call(self, data: TrainingRows, outputs: Mapping[str, Tensor]) -> Tensor:
         name = f"{type(self._trainer).__name__}._compute_loss"
         try:
             loss = self._trainer._compute_loss(data, outputs)

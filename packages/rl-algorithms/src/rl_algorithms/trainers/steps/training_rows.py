@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,10 +13,12 @@ from rl_distributed.metrics.values import MetricValue, Sum, as_metric
 
 __all__ = ["count_tokens", "join_outputs", "pad_to_plan", "train_metrics"]
 
+T = TypeVar("T")
+
 
 def pad_to_plan(
-    rows: BatchedDataDict[Any], plan: BatchPlan, rows_per_sample: int = 1
-) -> tuple[BatchedDataDict[Any], int]:
+    rows: BatchedDataDict[T], plan: BatchPlan, rows_per_sample: int = 1
+) -> tuple[BatchedDataDict[T], int]:
     """Pad a batch so that optimizer steps and ranks divide it evenly.
 
     Args:
