@@ -9,7 +9,12 @@ from typing import Any
 
 from rl_distributed.extras import installed_torch
 from rl_distributed.registrations import Registration
-from rl_envs.agents.tasks import AgentJob, AgentLimits, AgentPoll
+from rl_envs.agents.tasks import (
+    AgentJob,
+    AgentLimits,
+    AgentPoll,
+    agent_limits_of,
+)
 from rl_envs.interfaces import (
     EnvironmentInterface,
     EnvironmentReturn,
@@ -101,7 +106,7 @@ class EnvironmentHost:
             made.unusable_rows is not base.unusable_rows,
             self._environment.tool_schemas(),
             self._is_function,
-            getattr(self._environment, "agent_limits", None),
+            agent_limits_of(self._environment),
             self._environment.task_limits,
             has_own(self._environment, "reset"),
             has_own(self._environment, "close"),

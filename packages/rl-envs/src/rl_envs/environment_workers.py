@@ -28,6 +28,7 @@ from rl_distributed.errors import (
     DeadlineExceededError,
     DistributedError,
     WorkerDiedError,
+    WorkerError,
     WorkerHungError,
     WorkerMethodError,
     WorkerStartError,
@@ -256,8 +257,8 @@ class EnvironmentWorkers:
         self, error: DistributedError, index: int, method: str
     ) -> DistributedError:
         """Add the environment's name to a method's error; return others unchanged."""
-        failure = getattr(error, "failure", None)
-        if not isinstance(error, WorkerMethodError) or failure is None:
+        failure = error.failure if isinstance(error, WorkerMethodError) else None
+        if failure is None:
             return error
         named = WorkerMethodError(
             f"{self._label(index)}: {method} raised {failure.cause}\n"
@@ -273,7 +274,7 @@ class EnvironmentWorkers:
         self._num_deaths += 1
         labels = ", ".join(map(self._label, deaths))
         first = next(iter(deaths.values()))
-        failure = getattr(first, "failure", None)
+        failure = first.failure if isinstance(first, WorkerError) else None
         cause = (str(first) if failure is None else failure.cause).rstrip(".")
         said = f"{labels}: the process ended during {method}: {cause}"
         if self._num_deaths > self._max_restarts:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
+from rl_models.declared import Declared
 from rl_models.types import LossInputType
 
 __all__ = ["LossTraits"]
 
 
-@dataclass(frozen=True, slots=True)
-class LossTraits:
+@dataclass(frozen=True)
+class LossTraits(Declared):
     """The optional attributes of a `LossFunction`, by the same names.
 
     A plain function declares none of them.
@@ -23,11 +24,3 @@ class LossTraits:
     pair."""
     needs_entropy: bool = False
     """Whether a distillation loss reads `student_entropy`."""
-
-    @classmethod
-    def of(cls, loss_fn: object) -> LossTraits:
-        """Return what a loss declares, completed by the defaults."""
-        # Not `isinstance` of a protocol: from Python 3.12 on it does not see what a
-        # wrapper passes on, and pairs would be torn apart without an error.
-        names = [field.name for field in fields(cls)]
-        return cls(**{n: getattr(loss_fn, n) for n in names if hasattr(loss_fn, n)})

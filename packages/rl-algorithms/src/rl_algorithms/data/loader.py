@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ from rl_distributed.batch.batched_data_dict import (
 )
 from rl_distributed.logs.logging import get_logger
 
-__all__ = ["BatchedDataLoader", "RowOrder"]
+__all__ = ["BatchedDataLoader", "RowOrder", "SinglePassLoader"]
 
 _logger = get_logger(__name__)
 
@@ -65,6 +65,16 @@ class Loader(Protocol):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a position saved by `state_dict`."""
+        ...
+
+
+@runtime_checkable
+class SinglePassLoader(Loader, Protocol):
+    """A loader whose data may be gone after a pass, as those of an iterator."""
+
+    @property
+    def is_used_up(self) -> bool:
+        """Whether no further pass is possible."""
         ...
 
 

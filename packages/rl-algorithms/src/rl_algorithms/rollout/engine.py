@@ -28,7 +28,7 @@ from torch import Tensor
 from rl_algorithms.data.types import PROMPT_ROWS, PromptSpec, Tokenizer
 from rl_algorithms.errors import DataError, PromptTooLongError
 from rl_algorithms.rollout.agents.conversation import AgentConversation
-from rl_algorithms.rollout.agents.player import AgentPlayer, agent_limits_of
+from rl_algorithms.rollout.agents.player import AgentPlayer
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.conversations import Conversations
 from rl_algorithms.rollout.judge import Judge
@@ -42,6 +42,7 @@ from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.rollout.trajectories import Trajectories
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, DeadlineExceededError, WorkerError
+from rl_envs.agents.tasks import agent_limits_of
 from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.task_limits import TaskLimits
 from rl_models.interfaces import GenerationInterface
@@ -81,7 +82,7 @@ class RolloutEngine:
     ) -> None:
         self.note_progress = on_progress
         """Tells that answers or verdicts have arrived."""
-        self._limits: TaskLimits = getattr(environment, "task_limits", TaskLimits())
+        self._limits: TaskLimits = environment.task_limits
         self._generation = generation
         self._tokenizer = tokenizer
         self.config = config if config is not None else RolloutConfig()

@@ -12,6 +12,7 @@ from rl_distributed.batch.batched_data_dict import (
 )
 from rl_distributed.errors import DeadlineExceededError, WorkerError
 from rl_models.interfaces import GenerationInterface
+from rl_models.model_traits import GeneratorTraits
 from rl_models.types import (
     GenerationDatumSpec,
     GenerationInput,
@@ -95,7 +96,7 @@ class GeneratorDesk:
         self._num_calls = 0
         self._is_loading = self._is_closed = False
         # A generator that does not say so may not be safe to call from several threads.
-        limit = max(1, int(getattr(generation, "calls_at_once", 1)))
+        limit = max(1, GeneratorTraits.of(generation).calls_at_once)
         self._threads = [
             threading.Thread(target=self._run, name=f"ahead-sample-{n}", daemon=True)
             for n in range(limit)

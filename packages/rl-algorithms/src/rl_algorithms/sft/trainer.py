@@ -32,6 +32,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     algorithm: ClassVar[str] = "sft"
     config_class: ClassVar[type[SFTConfig]] = SFTConfig
+    # A start that failed early closes as well, before `_setup_algorithm` has run.
+    _rollouts: RolloutEngine | None = None
 
     _prompts_of: Mapping[Loader, Loader | None]
     """Prompts of the examples in each validation loader."""
@@ -100,7 +102,6 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     def _setup_algorithm(self) -> None:
         self._loss = self._build_loss()
-        self._rollouts = None
         if self.components.generation is not None:
             self._rollouts = RolloutEngine(
                 self.components.required.generation,
@@ -114,11 +115,8 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
             )
 
     def _close(self) -> None:
-        # A start that failed early closes as well, before `_setup_algorithm` has set
-        # it.
-        rollouts: RolloutEngine | None = getattr(self, "_rollouts", None)
-        if rollouts is not None:
-            rollouts.close()
+        if self._rollouts is not None:
+            self._rollouts.close()
 
     def _train_step(self, batch: AnyRows) -> Mapping[str, Any]:
         metrics: dict[str, Any] = dict(count_tokens(batch))

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Generic
 
+from rl_algorithms.data.loader import SinglePassLoader
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.callbacks import RunHooks, with_plain_names
@@ -139,7 +140,7 @@ class TrainingLoop(Generic[ConfigT]):
                 self._end_at(f"max_num_steps ({max_steps}) reached")
             elif max_epochs is not None and state.epoch >= max_epochs:
                 self._end_at(f"max_num_epochs ({max_epochs}) reached")
-            elif getattr(self._loader, "is_used_up", False):
+            elif isinstance(self._loader, SinglePassLoader) and self._loader.is_used_up:
                 self._end_at(
                     "the training data are used up: an iterator can be consumed only "
                     "once; give the function that creates it for further passes"

@@ -25,7 +25,7 @@ from rl_algorithms.trainers.settings.rollout_config import (
     RolloutTrainerConfig,
     SamplingSettings,
 )
-from rl_algorithms.trainers.setup.components import Needs
+from rl_algorithms.trainers.setup.components import Needs, present
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.timing.timer import Timer
@@ -46,6 +46,12 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
     _reward_watch: RewardWatch | None = None
     _second_checks: SecondCheckWatch | None = None
     _pass_rates: PassRateFilter | None = None
+    # A start that failed early closes as well, before `_setup_algorithm` has run.
+    _engine: RolloutEngine | None = None
+
+    @property
+    def _rollouts(self) -> RolloutEngine:
+        return present(self._engine, "rollouts")
 
     @property
     @abstractmethod
@@ -96,7 +102,7 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
         )
         self._reward_watch = self._watch_rewards()
         self._second_checks = SecondCheckWatch(self.config.rollout.max_rejected_rate)
-        self._rollouts = RolloutEngine(
+        self._engine = RolloutEngine(
             self.components.required.generation,
             self._scorer(),
             self.components.required.tokenizer,
@@ -121,9 +127,8 @@ class RolloutTrainer(BaseTrainer[RolloutConfigT]):
             )
 
     def _close(self) -> None:
-        rollouts: RolloutEngine | None = getattr(self, "_rollouts", None)
-        if rollouts is not None:
-            rollouts.close()
+        if self._engine is not None:
+            self._engine.close()
 
     def _scorer(self) -> EnvironmentInterface[Any]:
         """Return the environment that judges answers in rollouts."""

@@ -53,6 +53,7 @@ from rl_algorithms.trainers.schedule import (
     count_steps,
     unranked_warning,
 )
+from rl_algorithms.trainers.settings.rollout_config import SamplingSettings
 from rl_algorithms.trainers.settings.unused_keys import idle_lines, of_validation
 from rl_algorithms.trainers.setup.component_checks import (
     check_components,
@@ -299,7 +300,9 @@ class TrainingRun(Generic[ConfigT]):
         if self._scored_by_function:
             ranking = config.checkpointing
             names = (ranking.metric_name if ranking.enabled else None, *ending)
-            threshold = getattr(trainer._settings, "accuracy_threshold", None)
+            settings, threshold = trainer._settings, None
+            if isinstance(settings, SamplingSettings):
+                threshold = settings.accuracy_threshold
             check_accuracy(names, threshold)
         max_epochs, max_steps = trainer._limits()
         # A stream has no length.

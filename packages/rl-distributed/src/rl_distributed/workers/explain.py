@@ -65,7 +65,7 @@ class FailureExplainer:
         own = translate_failure(error, what)
         if isinstance(own, WorkerDiedError) and actor_id:
             return self._explain_death(own, actor_id, error, what, method_name)
-        failure: WorkerFailure | None = getattr(own, "failure", None)
+        failure = own.failure if isinstance(own, WorkerError) else None
         # Without a process group, no other worker can be the cause.
         if failure is None or not failure.in_process_group:
             return own
@@ -151,7 +151,7 @@ def _first_to_raise(
             ray.get(reference, timeout=_SETTLE_S)
         except ray.exceptions.RayTaskError as error:
             other = translate_failure(error, what)
-            failure: WorkerFailure | None = getattr(other, "failure", None)
+            failure = other.failure if isinstance(other, WorkerError) else None
             if failure is not None and not failure.lost_a_peer:
                 return other
         # This worker died, which does not say who raised first.

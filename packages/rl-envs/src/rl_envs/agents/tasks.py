@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from rl_envs.errors import AgentError
 
@@ -17,6 +17,7 @@ __all__ = [
     "AgentResult",
     "AgentReward",
     "AgentTask",
+    "agent_limits_of",
     "read_reward",
 ]
 
@@ -121,6 +122,7 @@ class AgentPoll:
     """Name of its process: another one has none of the jobs of the one before."""
 
 
+@runtime_checkable
 class AgentHost(Protocol):
     """An environment of agents, in this process or in workers."""
 
@@ -150,6 +152,11 @@ class AgentHost(Protocol):
             worker: Which of the processes.
         """
         ...
+
+
+def agent_limits_of(environment: object) -> AgentLimits | None:
+    """Return the limits of an environment's agents, or None if it runs none."""
+    return environment.agent_limits if isinstance(environment, AgentHost) else None
 
 
 def read_reward(value: Any) -> AgentReward:

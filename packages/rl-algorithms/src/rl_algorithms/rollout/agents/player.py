@@ -23,7 +23,12 @@ from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.rollout.trajectories import Trajectories
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError, DeadlineExceededError
-from rl_envs.agents.tasks import AgentHost, AgentJob, AgentLimits, AgentResult
+from rl_envs.agents.tasks import (
+    AgentHost,
+    AgentJob,
+    AgentResult,
+    agent_limits_of,
+)
 from rl_envs.interfaces import EnvironmentInterface
 from rl_models.interfaces import GenerationInterface
 from rl_models.tokens.tokenizer import pad_token_id
@@ -32,7 +37,7 @@ from rl_models.types import SamplingParams
 if TYPE_CHECKING:
     from rl_algorithms.rollout.agents.policy_server import PolicyServer
 
-__all__ = ["AgentPlayer", "Ask", "agent_limits_of"]
+__all__ = ["AgentPlayer", "Ask"]
 
 Ask = Callable[[Sequence[ModelCall]], None]
 """Hands rows to a generator."""
@@ -41,12 +46,6 @@ _LOOK_S = 0.5
 _CLOSE_S = 10.0
 # Allowance beyond the time limit of a task, for the way to its worker and back.
 _MARGIN_S = 60.0
-
-
-def agent_limits_of(environment: EnvironmentInterface[Any]) -> AgentLimits | None:
-    """Return the limits of an environment's agents, or None if it runs none."""
-    limits: AgentLimits | None = getattr(environment, "agent_limits", None)
-    return limits
 
 
 class AgentPlayer:
@@ -80,7 +79,7 @@ class AgentPlayer:
         assert limits is not None  # whoever makes it has looked
         self._generation, self._host = generation, cast("AgentHost", environment)
         self._tokenizer, self._judge = tokenizer, judge
-        self._task_limits = getattr(environment, "task_limits", None)
+        self._task_limits = environment.task_limits
         self.limits = limits
         """Limits of the agents."""
         settings = getattr(generation, "config", None)

@@ -239,4 +239,4 @@ def for_several_threads(
 
 def calls_of(environment: EnvironmentInterface[Any]) -> int:
     """Return the number of calls that an environment takes at a time."""
-    return max(1, int(getattr(environment, "calls_at_once", 1)))
+    return max(1, environment.calls_at_once)

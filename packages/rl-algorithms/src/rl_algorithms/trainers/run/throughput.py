@@ -21,6 +21,7 @@ from transformers import AutoConfig
 
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_distributed.logs.logging import get_logger
+from rl_models.model_traits import PolicyTraits
 
 __all__ = ["PEAK_TFLOPS", "ModelFlops", "Throughput", "peak_tflops"]
 
@@ -130,7 +131,7 @@ class Throughput:
     @classmethod
     def of(cls, config: TrainerConfig, policy: object) -> Throughput:
         """Create the counter; the model's shape is read only if its peak is known."""
-        num_workers = getattr(policy, "num_ranks", config.num_workers)
+        num_workers = PolicyTraits.of(policy).num_ranks or config.num_workers
         peak = peak_tflops(config)
         if peak is None:
             return cls(num_workers)

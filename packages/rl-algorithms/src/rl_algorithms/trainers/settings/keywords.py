@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
+from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_distributed.config import Config, change_config, changeable_keys
 from rl_distributed.config.changes import flatten_changes
 from rl_distributed.config.schema import SchemaNode
@@ -138,7 +139,7 @@ def changeable_settings(config: Config) -> list[str]:
     They are marked in their classes. Keys of models that neither learn nor sample, and
     keys that the algorithm does not read, are left out.
     """
-    unread: tuple[str, ...] = getattr(config, "unread", tuple)()
+    unread = config.unread() if isinstance(config, TrainerConfig) else ()
     left_out = tuple(f"{key}." for key in unread)
     keys = changeable_in(type(config))
     return [key for key in keys if not f"{key}.".startswith(left_out)]

@@ -15,6 +15,7 @@ from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.rewards.lists import RewardFns
 from rl_models.config import PolicyConfig
 from rl_models.generation.traits import get_generation_traits
+from rl_models.model_traits import PolicyTraits
 from rl_models.policy.preflight import check_policy
 from rl_models.policy.row_length import with_row_length
 from rl_models.tokens.tokenizer import load_tokenizer
@@ -75,7 +76,7 @@ def check_components(
         check_policy(config.policy, config.num_workers)
     elif needs.samples_with(given):
         check_own_policy(config, given.policy, reference=needs.reference_policy)
-    elif needs.reference_policy and not getattr(given.policy, "has_reference", True):
+    elif needs.reference_policy and not PolicyTraits.of(given.policy).has_reference:
         raise ConfigError(
             "this run compares with the initial weights, which the given policy does "
             "not keep: make it with init_reference_model=True, or turn the comparison "

@@ -12,6 +12,7 @@ from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import PolicyInterface
+from rl_models.model_traits import PolicyTraits
 from rl_models.policy.row_length import with_row_length
 
 __all__ = ["checked_config", "told_apart", "with_ranks"]
@@ -171,7 +172,7 @@ def with_ranks(
     """Set the number of workers from a given policy or cluster, unless configured."""
     if "cluster" in config.model_fields_set:
         return config
-    ranks = getattr(policy, "num_ranks", None)
+    ranks = PolicyTraits.of(policy).num_ranks
     if ranks is None and policy is None and cluster is not None:
         ranks = cluster.world_size()
     if not isinstance(ranks, int) or ranks == config.num_workers:

@@ -8,9 +8,11 @@ finish_generation -> prepare_for_training -> train
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 
 from rl_models.interfaces import GenerationInterface, PolicyInterface
+from rl_models.model_traits import GeneratorTraits, PolicyTraits
 
 __all__ = ["MemoryTurns", "Turn", "generation_turn"]
 
@@ -104,7 +106,10 @@ def share_devices(policy: object, generation: object) -> bool:
     A model without workers of its own, such as one in this process, has no cluster. Its
     own methods then decide whether there is anything to free.
     """
-    places = [getattr(model, "cluster", None) for model in (policy, generation)]
+    places = [
+        PolicyTraits.of(policy).cluster,
+        GeneratorTraits.of(generation).cluster,
+    ]
     return None in places or places[0] is places[1]
 
 
@@ -115,5 +120,6 @@ def _calls(models: Iterable[object], method: str) -> list[Callable[[], None]]:
     return [
         call
         for call in found
-        if call is not None and getattr(call, "__func__", call) is not nothing
+        if call is not None
+        and (not inspect.ismethod(call) or call.__func__ is not nothing)
     ]

@@ -15,6 +15,7 @@ from rl_distributed.batch.arrays import to_numpy
 from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError, UserError
 from rl_distributed.logs.logging import get_logger
+from rl_envs.agents.tasks import agent_limits_of
 from rl_envs.errors import EnvironmentContractError
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -129,7 +130,7 @@ class SecondCheckEnvironment(EnvironmentInterface[Any]):
                 "the check of environment 'second_check' must judge one response, but "
                 f"{type(self._check).__name__} has many turns; name another"
             )
-        if getattr(self._environment, "agent_limits", None) is not None:
+        if agent_limits_of(self._environment) is not None:
             raise ConfigError(
                 "environment 'second_check' cannot watch one that runs agents: check "
                 "their results in the agent's own reward"
