@@ -55,7 +55,7 @@ def _default_collate(rows: Sequence[Mapping[str, Any]]) -> AnyRows:
 class Loader(Protocol):
     """Batches of a dataset, for training and for validation."""
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[AnyRows]:
         """Continue the current epoch, or begin the next one."""
         ...
 

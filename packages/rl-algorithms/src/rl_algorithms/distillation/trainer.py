@@ -143,7 +143,8 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         if self._is_scored:
             return super()._validate(loader)
         if not self._sampling.on_policy:
-            return ValidationResult(self._validation_loss(loader))
+            batches = map(TRAINING_ROWS.checked, loader)
+            return ValidationResult(self._validation_loss(batches))
         self.sync_weights()
         # Sample all answers first: scoring them needs the memory of the generator's
         # cache.

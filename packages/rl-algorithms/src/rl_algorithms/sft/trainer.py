@@ -127,7 +127,9 @@ class SFTTrainer(BaseTrainer[SFTConfig]):
 
     def _validate(self, loader: Loader) -> ValidationResult:
         policy = self.components.required.policy
-        metrics = validation_loss(policy, loader, self._loss)
+        metrics = validation_loss(
+            policy, map(TRAINING_ROWS.checked, loader), self._loss
+        )
         prompts = self._prompts_of.get(loader)
         if self._rollouts is None or prompts is None:
             return ValidationResult(metrics)

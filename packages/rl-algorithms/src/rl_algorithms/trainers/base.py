@@ -346,7 +346,7 @@ class BaseTrainer(Algorithm[ConfigT]):
         """Measure the loss on held-out rows."""
         # Weighted by rows, because the last batch may be smaller.
         total = count = 0.0
-        for batch in loader:
+        for batch in map(TRAINING_ROWS.checked, loader):
             output = self.components.required.policy.train(
                 batch, self._loss, eval_mode=True, global_batch_size=batch.size
             )

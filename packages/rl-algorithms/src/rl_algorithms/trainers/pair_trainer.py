@@ -81,7 +81,7 @@ class PairTrainer(BaseTrainer[ConfigT]):
     def _validate(self, loader: Loader) -> ValidationResult:
         """Measure the loss and its metrics over all held-out pairs."""
         found = []
-        for batch in loader:
+        for batch in map(TRAINING_ROWS.checked, loader):
             self._complete(batch)
             output = self.components.required.policy.train(
                 batch, self._loss, eval_mode=True, global_batch_size=batch.size

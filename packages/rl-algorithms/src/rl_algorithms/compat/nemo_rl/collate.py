@@ -8,14 +8,17 @@ from typing import Any
 import torch
 
 from rl_algorithms.data import compat
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import (
+    AnyRows,
+    BatchedDataDict,
+)
 
 __all__ = ["preference_collate_fn", "rl_collate_fn"]
 
 Datum = Mapping[str, Any]
 
 
-def rl_collate_fn(data_batch: Sequence[Datum]) -> BatchedDataDict[Any]:
+def rl_collate_fn(data_batch: Sequence[Datum]) -> AnyRows:
     """Collate prompts.
 
     Args:
@@ -52,7 +55,7 @@ def preference_collate_fn(
     tokenizer: Any,
     make_sequence_length_divisible_by: int,
     add_loss_mask: bool,
-) -> BatchedDataDict[Any]:
+) -> AnyRows:
     """Collate pairs as rows chosen, rejected, chosen, ...
 
     Args:

@@ -9,9 +9,9 @@ from typing import Any
 from rl_algorithms.data.loader import Loader
 from rl_algorithms.data.validation_sets import ValidationParts
 from rl_algorithms.trainers.steps.training_rows import count_tokens
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.metrics.values import Mean, MetricValue, reduce_metrics
 from rl_models.interfaces import LossFunction, PolicyInterface
+from rl_models.types import TrainingRows
 
 __all__ = ["ValidationResult", "validate_parts", "validation_loss"]
 
@@ -64,7 +64,7 @@ def validate_parts(
 
 def validation_loss(
     policy: PolicyInterface,
-    batches: Iterable[BatchedDataDict[Any]],
+    batches: Iterable[TrainingRows],
     loss: LossFunction,
 ) -> dict[str, float]:
     """Return the mean loss over all tokens of held-out batches.
