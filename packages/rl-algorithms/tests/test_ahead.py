@@ -59,9 +59,10 @@ class Sync:
         self.generation, self.loads = generation, []
 
     def publish(self, number):
-        return number
+        return [number]
 
-    def load(self, number):
+    def load(self, published):
+        (number,) = published
         self.loads.append(number)
         self.generation.weight_version = number
 
@@ -123,6 +124,7 @@ class Run:
                 max_turns=rollout.max_turns if self.rollouts.agents is None else 2,
                 max_attempts=rollout.retry.max_attempts,
                 seed=7,
+                max_trainer_restarts=3,
             ),
             PromptSource(self.loader, 2),
             self.rollouts,

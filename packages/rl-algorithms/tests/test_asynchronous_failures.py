@@ -108,3 +108,17 @@ def test_a_run_without_workers_fails():
     assert "did not start within" in driver.schedule.end.reason
     assert driver.tell(ev.Tick(1e9)) == []
     assert driver.schedule.next_deadline_s() is None
+
+
+def test_the_trainer_may_have_a_policy_of_its_own():
+    never, once = RestartPolicy(max_restarts=0), RestartPolicy(max_restarts=1)
+    driver = one_worker(restarts=never, trainer_restarts=once, max_staleness=0)
+    driver.tell(ev.WorkerFailed(driver.now_s, TRAINER, 0, "gone"))
+    driver.answer_all(act.StartWorker)
+    driver.answer_all(act.LoadWeights)
+    assert driver.of(act.Sample)[-1].name == driver.of(act.Sample)[0].name
+    driver.tell(ev.WorkerFailed(driver.now_s, TRAINER, 1, "gone again"))
+    assert "more than max_restarts=1 allows" in driver.schedule.end.reason
+    driver = one_worker(restarts=never, trainer_restarts=once)
+    driver.tell(ev.WorkerFailed(driver.now_s, GENERATOR, 0, "gone"))
+    assert "more than max_restarts=0 allows" in driver.schedule.end.reason

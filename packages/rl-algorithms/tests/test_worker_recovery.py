@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -161,3 +162,89 @@ def test_a_run_that_keeps_nothing_ends(tiny_model, tmp_path, pool):
     with pytest.raises(WorkerDiedError) as caught:
         run(tiny_model, tmp_path / "run", pool, killer, **settings)
     assert "checkpointing.enabled=false" in " ".join(caught.value.__notes__)
+
+
+def ahead(staleness):
+    return {
+        "grpo.asynchronous": {"max_staleness": staleness, "event_log": True},
+        "loss_fn.use_importance_sampling_correction": True,
+    }
+
+
+@pytest.fixture(scope="module")
+def whole_ahead(tiny_model, tmp_path_factory, pool):
+    folder = tmp_path_factory.mktemp("whole-ahead") / "run"
+    return run(tiny_model, folder, pool, **ahead(0))
+
+
+class TestAsynchronous:
+    @pytest.mark.parametrize(
+        ("moment", "back_to"),
+        [
+            # The generator may be loading the weights of step 1.
+            ((2, "generation"), 0),
+            ((4, "policy_training"), 2),
+            # After the last step, when the schedule has ended.
+            ((6, "checkpointing"), 4),
+        ],
+        ids=lambda value: "-".join(map(str, value)) if type(value) is tuple else None,
+    )
+    def test_without_staleness_it_leaves_no_trace(
+        self, tiny_model, tmp_path, pool, whole_ahead, moment, back_to
+    ):
+        killer = Killer(moment)
+        found = run(tiny_model, tmp_path / "run", pool, killer, **ahead(0))
+        assert not killer.left
+        check_equal(found, whole_ahead)
+        (warning,) = [w for w in found.warnings if "are lost" in w]
+        assert f"the run goes back to step {back_to}" in warning
+
+    @pytest.mark.parametrize("moment", [(3, "generation"), (4, "policy_training")])
+    def test_each_prompt_is_trained_on_once_and_none_too_old(
+        self, tiny_model, tmp_path, pool, moment
+    ):
+        killer = Killer(moment)
+        found = run(tiny_model, tmp_path / "run", pool, killer, **ahead(1))
+        assert not killer.left
+        assert found.steps == 5
+        (path,) = (found.run_dir / "asynchronous").glob("events_*.jsonl")
+        log = [json.loads(line) for line in path.read_text().splitlines()]
+        steps, back_to = trained_groups(log)
+        assert back_to == [2]
+        assert sorted(n for groups in steps.values() for n, _ in groups) == [*range(20)]
+        ages = [step - old for step, groups in steps.items() for _, old in groups]
+        assert 0 <= min(ages) <= max(ages) <= 1
+        # The generator has confirmed each version of each trainer once, in order.
+        for trainer in (0, 1):
+            versions = [
+                entry["event"]["version"]
+                for entry in log[1:]
+                if entry["event"]["type"] == "WeightsLoaded"
+                and entry["event"]["trainer"] == trainer
+            ]
+            assert versions == sorted(set(versions)) != []
+
+
+def trained_groups(log):
+    """Prompts of each step, with the oldest version of their tokens, from a log.
+
+    Steps whose weights were lost are left out. Also returns where the run went back to.
+    """
+    versions, asked, done, back_to = {}, {}, {}, []
+    for entry in log[1:]:
+        event = entry["event"]
+        if event["type"] == "Answered":
+            versions[event["task"]] = event["oldest_version"]
+        elif event["type"] == "TrainerReady" and event["incarnation"]:
+            back_to.append(event["state"]["step"])
+            done = {step: done[step] for step in done if step < back_to[-1]}
+        elif event["type"] == "StepTrained":
+            groups = asked[event["step"]]
+            done[event["step"]] = [
+                (n, min(versions[r] for r in rs)) for n, rs in groups
+            ]
+        for action in entry["actions"]:
+            if action["type"] == "Train":
+                # A named tuple is a list in JSON: its number, its rows.
+                asked[action["step"]] = action["groups"]
+    return done, back_to

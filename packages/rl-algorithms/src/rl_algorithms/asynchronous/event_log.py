@@ -92,6 +92,8 @@ class EventLog:
             )
         settings = dict(entries[0]["settings"])
         settings["restarts"] = RestartPolicy(**settings["restarts"])
+        if settings.get("trainer_restarts") is not None:
+            settings["trainer_restarts"] = RestartPolicy(**settings["trainer_restarts"])
         settings["limits"] = WaitLimits(**settings["limits"])
         log = cls(ScheduleSettings(**settings), entries[0]["state"])
         log.entries = [Entry(_decode(entry["event"]), []) for entry in entries[1:]]

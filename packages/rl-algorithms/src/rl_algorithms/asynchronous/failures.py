@@ -76,7 +76,8 @@ class Failures:
         state.deadlines.clear_worker(worker)
         # Its process is gone, and with it the weights that it had confirmed.
         state.versions.forget(worker)
-        pause_s = state.settings.restarts.pause_before(record.failures_in_row)
+        restarts = state.settings.restarts_of(worker)
+        pause_s = restarts.pause_before(record.failures_in_row)
         # Set before the work is handed out again, or this worker could get it back.
         record.phase = WorkerPhase.RETIRED if pause_s is None else WorkerPhase.RESTING
         # Sorted, because a set has no order of its own and a replay must act alike.
@@ -108,14 +109,15 @@ class Failures:
     def _retire(self, worker: Worker, reason: str) -> None:
         state = self._state
         record = state.workers[worker]
+        restarts = state.settings.restarts_of(worker)
         state.actions.append(RetireWorker(worker, reason))
         if state.workers.is_gone(worker.kind):
             state.finish(
                 Fail(
                     f"no {worker.kind} is left: {worker} failed "
                     f"{record.failures_in_row} times in a row, more than "
-                    f"max_restarts={state.settings.restarts.max_restarts} allows; the "
-                    f"last time: {reason}"
+                    f"max_restarts={restarts.max_restarts} allows; the last time: "
+                    f"{reason}"
                 )
             )
 

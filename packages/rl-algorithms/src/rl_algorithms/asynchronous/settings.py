@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from rl_algorithms.asynchronous.restarts import RestartPolicy
+from rl_algorithms.asynchronous.workers import TRAINER, Worker
 from rl_distributed.errors import ConfigError
 
 __all__ = ["ScheduleSettings", "WaitLimits", "WeightUpdates"]
@@ -79,6 +80,8 @@ class ScheduleSettings:
     """Steps between checkpoints, besides the final one; None for only the final one."""
     restarts: RestartPolicy = field(default_factory=RestartPolicy)
     """Policy for restarting failed workers."""
+    trainer_restarts: RestartPolicy | None = None
+    """Policy for the trainer; None for that of the other workers."""
     limits: WaitLimits = field(default_factory=WaitLimits)
     """Deadlines of all waits."""
 
@@ -109,6 +112,11 @@ class ScheduleSettings:
                 "weight_updates must be between_answers or between_tokens: got "
                 f"{self.weight_updates!r}"
             )
+
+    def restarts_of(self, worker: Worker) -> RestartPolicy:
+        """Return the policy for restarting a worker."""
+        own = self.trainer_restarts if worker == TRAINER else None
+        return self.restarts if own is None else own
 
     @property
     def group_limit(self) -> int:

@@ -11,6 +11,7 @@ from rl_distributed.batch.batched_data_dict import (
     BatchedDataDict,
 )
 from rl_distributed.errors import DeadlineExceededError, WorkerError
+from rl_models.errors import WeightSyncError
 from rl_models.interfaces import GenerationInterface
 from rl_models.model_traits import GeneratorTraits
 from rl_models.types import (
@@ -61,7 +62,8 @@ class GeneratorDesk:
 
     A call takes all waiting rows that are sampled alike, so that a generator that
     decodes batches gets them. Weights are loaded while no call is in flight, before any
-    waiting call.
+    waiting call. After a load that failed nothing is sampled until another one
+    succeeds.
 
     Args:
         generation: The generator.
@@ -71,7 +73,7 @@ class GeneratorDesk:
         version: Version that the generator serves now.
         on_answer: Called with each row that has arrived, or with the error.
         on_loaded: Called with each version that the generator has loaded.
-        on_failure: Called with an exception that ended a thread.
+        on_failure: Called with an exception that ended a thread, or a load.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class GeneratorDesk:
         self._due: int | None = None
         self._num_calls = 0
         self._is_loading = self._is_closed = False
+        self._has_weights = True
         # A generator that does not say so may not be safe to call from several threads.
         limit = max(1, GeneratorTraits.of(generation).calls_at_once)
         self._threads = [
@@ -169,18 +172,25 @@ class GeneratorDesk:
 
     @property
     def _may_call(self) -> bool:
-        is_free = self._due is None and not self._is_loading
+        is_free = self._due is None and not self._is_loading and self._has_weights
         return is_free and bool(self._waiting)
 
     def _load_now(self, version: int) -> None:
+        has_weights = False
         try:
             self._number = self._load(version)
-            self._version = version
+            self._version, has_weights = version, True
+        except WeightSyncError as error:
+            # The thread goes on: the weights may have been those of a trainer that is
+            # lost, and the one that replaces it sends its own.
+            self._on_failure(error)
         finally:
             with self._changed:
-                self._is_loading = False
+                # Some replicas may have the new weights and others not.
+                self._is_loading, self._has_weights = False, has_weights
                 self._changed.notify_all()
-        self._on_loaded(version)
+        if has_weights:
+            self._on_loaded(version)
 
     def _call(self, jobs: Sequence[SampledRow]) -> None:
         try:

@@ -209,6 +209,13 @@ class Algorithm(ABC, Generic[ConfigT]):
     def _note_pause(self, is_paused: bool) -> None:
         """Note that the run is held before its next step, or goes on."""
 
+    def _note_loss(self, reason: str) -> None:
+        """Note that workers are lost; `_restore_own` follows when they are back.
+
+        Args:
+            reason: What became of them, in one line.
+        """
+
     def _own_state(self) -> dict[str, Any]:
         """Return the algorithm's own state for checkpoints, as JSON values."""
         return {}
@@ -221,7 +228,7 @@ class Algorithm(ABC, Generic[ConfigT]):
         """
 
     def _restore_own(self, state: Mapping[str, Any], checkpoint: Path | None) -> None:
-        """Restore what `_own_state` returned; called before a step, usually the first.
+        """Restore what `_own_state` returned, as the run resumes or goes back.
 
         Args:
             state: The state.

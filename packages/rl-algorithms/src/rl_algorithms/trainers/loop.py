@@ -313,6 +313,7 @@ class TrainingLoop(Generic[ConfigT]):
         """Replace lost workers, and continue from the newest checkpoint."""
         trainer = self._trainer
         trainer._take_answers()  # drop those of the step that failed
+        trainer._note_loss(str(error).strip().splitlines()[0])
         point = self._recovery.start_again(error)
         self._tools.start_over()
         self._restore(point.checkpoint, point.info)

@@ -194,6 +194,16 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
             self._ahead.hold(is_paused)
         super()._note_pause(is_paused)
 
+    def _note_loss(self, reason: str) -> None:
+        ahead = self._ahead
+        if ahead is not None and not ahead.lose_trainer(reason):
+            # Its schedule had come to its end, and cannot go back.
+            self._ahead = None
+            ahead.close()
+        # The rest of a checkpoint that was not completed.
+        self._saved_ahead = None
+        super()._note_loss(reason)
+
     def _own_state(self) -> dict[str, Any]:
         if self._ahead is not None:
             self._saved_ahead = self._ahead.state()
@@ -216,7 +226,11 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
                 "run without asynchronous would leave out: resume it with asynchronous "
                 "(max_staleness=0 for the synchronous order)"
             )
-        self._saved_ahead = SavedAhead.read(saved, checkpoint) if saved else None
+        found = SavedAhead.read(saved, checkpoint) if saved else None
+        if self._ahead is None:
+            self._saved_ahead = found
+        else:
+            self._ahead.trainer_is_back(found, self.state.weight_version)
 
     def _waits(self) -> Sequence[str]:
         ahead = self._ahead

@@ -86,7 +86,6 @@ class Recovery(Generic[ConfigT]):
             (trainer.given.policy is not None, "the policy was given to it"),
             (trainer.given.critic is not None, "the critic was given to it"),
             (trainer.given.teacher is not None, "the teacher was given to it"),
-            (trainer.samples_ahead, "it samples ahead (asynchronous)"),
             (
                 not trainer.config.checkpointing.enabled,
                 "it keeps no state to go back to (checkpointing.enabled=false)",

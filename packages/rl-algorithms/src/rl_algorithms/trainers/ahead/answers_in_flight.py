@@ -128,6 +128,11 @@ class AnswersInFlight:
             key = (answer.prompt, answer.sample)
             self._attempts[key] = _Attempts(answer.attempts)
 
+    def start_over(self) -> None:
+        """Forget the attempts and prompts of groups that the schedule gave up."""
+        self._attempts.clear()
+        self._prompts.release_all()
+
     @property
     def scores_in_time(self) -> bool:
         """Whether the environment is known not to hang."""
@@ -194,7 +199,10 @@ class AnswersInFlight:
 
     def discard(self, rows: int) -> None:
         """Release the answer that a sampling task produced."""
-        self._jobs.pop(rows, None)
+        job = self._jobs.pop(rows, None)
+        if job is not None:
+            # Without a reward, its conversation is still open.
+            self._environment.end(job.take_ended())
         answer = self._finished.pop(rows, None)
         if answer is not None:
             # A scored answer is discarded only with its whole group, which was trained

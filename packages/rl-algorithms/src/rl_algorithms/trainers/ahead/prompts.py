@@ -56,6 +56,10 @@ class PromptSource:
         """Forget the row of a prompt."""
         self._open.pop(number, None)
 
+    def release_all(self) -> None:
+        """Forget the rows of all prompts."""
+        self._open.clear()
+
     def position(self) -> int:
         """Return the number of the next prompt of the loader."""
         state: Mapping[str, Any] = self._loader.state_dict()

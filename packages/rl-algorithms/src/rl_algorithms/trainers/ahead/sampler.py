@@ -23,10 +23,14 @@ from rl_algorithms.trainers.ahead.controller import Controller
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.saved import SavedAhead
 from rl_algorithms.trainers.ahead.shape import RunShape
-from rl_algorithms.trainers.ahead.weights import PublishedVersions
+from rl_algorithms.trainers.ahead.weights import (
+    PublishedVersions,
+    WithdrawnWeightsError,
+)
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics.values import Max, Mean, MetricValue, Sum
+from rl_models.errors import WeightSyncError
 from rl_models.interfaces import GenerationInterface
 from rl_models.weights.sync import WeightSynchronizer
 
@@ -36,6 +40,8 @@ _logger = get_logger(__name__)
 
 # Interval at which a waiting trainer looks for signals and requests of a person.
 _LOOK_S = 0.5
+# No version: nothing that the generator has is of the trainer.
+_NONE = -1
 # A call in flight may hang, and must not keep a run from ending.
 _CLOSE_S = 10.0
 
@@ -43,8 +49,7 @@ _CLOSE_S = 10.0
 class AheadSampler:
     """Samples and scores answers while a trainer works on earlier ones.
 
-    `next_step`, `end_step`, `wait_for_weights`, `state` and `close` must be called from
-    the trainer's thread.
+    Everything but `waits` must be called from the trainer's thread.
 
     Args:
         config: Section `asynchronous` of the configuration.
@@ -85,12 +90,15 @@ class AheadSampler:
         self._ready: act.Train | None = None
         self._end: act.Finish | None = None
         self._num_dropped = 0
+        self._trainer = 0
+        """Incarnation of the trainer that the schedule expects or works with."""
+        self._is_lost = False
+        self._rule = StalenessRule(config.max_staleness, shape.num_prompts)
         self._versions = PublishedVersions(sync, shape.first_step)
         self._loaded = shape.first_step
         schedule = Schedule(shape.settings(config, prompts.prompts_per_epoch))
         if saved is not None:
-            rule = StalenessRule(config.max_staleness, shape.num_prompts)
-            saved = saved.within(rule)
+            saved = saved.within(self._rule)
         self._resume(schedule, None if saved is None else saved.state)
         log = log_folder / f"events_{shape.first_step:06d}.jsonl"
         self._controller = Controller(
@@ -200,6 +208,58 @@ class AheadSampler:
         self._wait(lambda: self._loaded >= newest or self._end is not None)
         return self._loaded >= newest
 
+    def lose_trainer(self, reason: str) -> bool:
+        """Give up everything in flight: the workers of the trainer are lost.
+
+        Calls of generator and environment go on to their ends; the results are not
+        used.
+
+        Args:
+            reason: What became of them.
+
+        Returns:
+            Whether the schedule can go on, with `trainer_is_back`; not after its end.
+        """
+        self._is_lost = True
+        self._versions.withdraw()
+        self._controller.tell(
+            ev.WorkerFailed,
+            worker=TRAINER,
+            incarnation=self._trainer,
+            reason=reason,
+        )
+
+        def start_over(schedule: Schedule) -> bool:
+            self._answers.start_over()
+            return schedule.end is None
+
+        # After this answer nothing comes any more that was meant for the lost trainer.
+        goes_on = self._controller.ask(start_over)
+        with self._changed:
+            self._ready, self._loaded = None, _NONE
+            # A load that failed is a consequence of the loss, and its thread goes on.
+            # After any other failure a thread has ended.
+            if isinstance(self._failure, WeightSyncError):
+                self._failure = None
+        return goes_on
+
+    def trainer_is_back(self, saved: SavedAhead | None, number: int) -> None:
+        """Continue with a trainer that has restored an earlier state.
+
+        Args:
+            saved: What its checkpoint holds; None: it is back at the beginning.
+            number: Weight version of the trainer.
+        """
+        step, state = self._shape.first_step, None
+        if saved is not None:
+            saved = saved.within(self._rule)
+            step, state = saved.state["step"], saved.state
+            answers = saved.answers
+            self._controller.do(lambda: self._answers.restore(answers))
+        self._versions.start_over(self._trainer, step, number)
+        self._is_lost = False
+        self._controller.tell(ev.TrainerReady, incarnation=self._trainer, state=state)
+
     def hold(self, is_paused: bool) -> None:
         """Pause or resume the schedule; calls in flight are finished.
 
@@ -253,6 +313,8 @@ class AheadSampler:
                     return
 
     def _fail(self, error: BaseException) -> None:
+        if isinstance(error, WithdrawnWeightsError):
+            return  # those of the trainer that goes on are loaded next
         with self._changed:
             # Keep the first failure: later ones are mostly consequences. Calls that
             # fail because of `close` are no failures of the run.
@@ -280,6 +342,11 @@ class AheadSampler:
                 self._tell_trainer("_ready", action)
             case act.Finish():
                 self._tell_trainer("_end", action)
+            case act.StopWorker(worker, _, reason) if (
+                worker == TRAINER and not self._is_lost
+            ):
+                # Its thread hangs: nobody is there to start it again.
+                raise ScheduleError(f"the asynchronous run cannot continue: {reason}")
             case act.Fail(reason):
                 raise ScheduleError(f"the asynchronous run cannot continue: {reason}")
             case act.Cancel(task=task):
@@ -292,11 +359,17 @@ class AheadSampler:
                 self._confirm(action)
 
     def _confirm(self, action: act.StartWorker | act.SaveCheckpoint) -> None:
-        """Confirm at once: workers run already, and the loop writes checkpoints."""
+        """Confirm at once: workers run already, and the loop writes checkpoints.
+
+        A trainer that was lost is confirmed by `trainer_is_back`.
+        """
         if isinstance(action, act.SaveCheckpoint):
             kind: type[ev.Event] = ev.CheckpointSaved
             values: dict[str, Any] = {"step": action.step}
         elif action.worker == TRAINER:
+            self._trainer = action.incarnation
+            if self._is_lost:
+                return
             kind, values = ev.TrainerReady, {}
         else:
             kind, values = ev.WorkerReady, {"worker": action.worker}
@@ -326,13 +399,16 @@ class AheadSampler:
 
     def _note_loaded(self, version: int) -> None:
         """Record a version that the generator serves; called in the desk's thread."""
+        loaded = self._versions.loaded
         with self._changed:
-            self._loaded = version
+            # What a lost trainer has published does not count.
+            if loaded.trainer == self._trainer and not self._is_lost:
+                self._loaded = version
             self._changed.notify_all()
         self._controller.tell(
             ev.WeightsLoaded,
             worker=GENERATOR,
             incarnation=0,
-            trainer=0,
+            trainer=loaded.trainer,
             version=version,
         )

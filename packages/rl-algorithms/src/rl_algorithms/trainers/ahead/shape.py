@@ -31,6 +31,8 @@ class RunShape:
     """Number of attempts at a conversation, by `rollout.retry`."""
     seed: int
     """The run's seed."""
+    max_trainer_restarts: int = 0
+    """Maximum number of restarts of the trainer in a row."""
 
     def settings(
         self, config: AsynchronousConfig, prompts_per_epoch: int
@@ -59,7 +61,12 @@ class RunShape:
             # Generator and environment restart their own workers. A failure that
             # reaches the schedule is one that they could not recover from.
             restarts=RestartPolicy(max_restarts=0),
+            # The loop restarts the trainer, and pauses by itself if at all.
+            trainer_restarts=RestartPolicy(
+                max_restarts=self.max_trainer_restarts, backoff_s=0.0
+            ),
             limits=WaitLimits(
+                start_s=slow_s,
                 answer_s=config.answer_limit_s,
                 score_s=config.score_limit_s,
                 load_s=slow_s,

@@ -116,6 +116,7 @@ def start_ahead(
         max_turns=sampling.max_rollout_turns if rollouts.agents is None else 2,
         max_attempts=config.rollout.retry.max_attempts,
         seed=config.seed,
+        max_trainer_restarts=config.fault_tolerance.max_restarts,
     )
     return AheadSampler(
         asynchronous,

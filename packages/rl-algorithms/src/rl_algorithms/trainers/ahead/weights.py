@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import threading
+from typing import NamedTuple
+
+from rl_models.errors import WeightSyncError
 from rl_models.weights.sync import PublishedWeights, WeightSynchronizer
 
-__all__ = ["PublishedVersions"]
+__all__ = ["LoadedVersion", "PublishedVersions", "WithdrawnWeightsError"]
+
+
+class WithdrawnWeightsError(WeightSyncError):
+    """The trainer that published these weights is lost, and another one goes on."""
+
+
+class LoadedVersion(NamedTuple):
+    """Weights that the generator has loaded."""
+
+    trainer: int
+    """Incarnation of the trainer that published them."""
+    version: int
 
 
 class PublishedVersions:
     """Holds the weights that a generator may have to load, by the schedule's versions.
 
-    `publish` is called in the trainer's thread, `load` in the generator's. Only
+    `load` is called in the generator's thread, everything else in the trainer's. Only
     versions between the served one and the newest are kept.
 
     Args:
@@ -21,10 +37,14 @@ class PublishedVersions:
     def __init__(self, sync: WeightSynchronizer, version: int) -> None:
         self._sync = sync
         self._number = sync.generation.weight_version
+        self._lock = threading.Lock()
         self._kept: dict[int, PublishedWeights | None] = {version: None}
         self._brought: PublishedWeights | None = None
+        self._trainer = 0
         self.newest = version
         """Newest published version."""
+        self.loaded = LoadedVersion(0, version)
+        """Weights that the generator loaded last."""
 
     def publish(self, number: int) -> None:
         """Publish a copy of the trainer's weights as the next version.
@@ -37,18 +57,57 @@ class PublishedVersions:
         if number != self._number:
             published = self._sync.publish(number)
             self._number = number
-        self._kept[self.newest + 1] = published
-        self.newest += 1
+        with self._lock:
+            self._kept[self.newest + 1] = published
+            self.newest += 1
+
+    def withdraw(self) -> None:
+        """Withdraw all versions: the trainer that published them is lost."""
+        with self._lock:
+            # A new dictionary, by which a load in progress sees that it came too late.
+            self._kept = {}
+
+    def start_over(self, trainer: int, version: int, number: int) -> None:
+        """Publish the weights of a trainer that was started again.
+
+        Args:
+            trainer: Its incarnation.
+            version: Version of its weights: the number of its steps.
+            number: Its number of optimizer steps.
+        """
+        published = self._sync.publish(number)
+        with self._lock:
+            self._kept = {version: published}
+            self._trainer, self._number, self.newest = trainer, number, version
 
     def load(self, version: int) -> int:
-        """Load a version into the generator; return the generator's number of it."""
-        published = self._kept[version]
+        """Load a version into the generator; return the generator's number of it.
+
+        Raises:
+            WithdrawnWeightsError: The version was withdrawn.
+            WeightSyncError: It could not be loaded.
+        """
+        with self._lock:
+            kept, trainer = self._kept, self._trainer
+            if version not in kept:
+                raise WithdrawnWeightsError(f"weights {version} were withdrawn")
+            published = kept[version]
         # Versions of steps that trained nothing share their copy, which is loaded once.
         if published is not None and published is not self._brought:
-            self._sync.load(published)
+            self._brought = None
+            try:
+                self._sync.load(published)
+            except WeightSyncError as error:
+                if kept is not self._kept:
+                    raise WithdrawnWeightsError(
+                        f"weights {version} were withdrawn as they were loaded"
+                    ) from error
+                raise
             self._brought = published
-        # Older versions will not be asked for again; a copy has the size of the model.
-        # The list is taken at once, because the trainer may publish meanwhile.
-        for old in [known for known in list(self._kept) if known < version]:
-            del self._kept[old]
+        with self._lock:
+            # Older versions will not be asked for again; a copy has the size of the
+            # model. The list is taken at once, as the loop removes from the dictionary.
+            for old in [known for known in kept if known < version]:
+                del kept[old]
+        self.loaded = LoadedVersion(trainer, version)
         return self._sync.generation.weight_version
