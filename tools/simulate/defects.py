@@ -17,6 +17,7 @@ from rl_algorithms.asynchronous import (
     checkpoint_state,
     drops,
     failures,
+    going_back,
     sampling,
     schedule,
     training,
@@ -85,12 +86,12 @@ def _collector_ends_with_epoch() -> list[Patch]:
 def _resume_at_epoch_end_trains_nothing() -> list[Patch]:
     original = checkpoint_state.restore
 
-    def restore(state: RunState, saved: Any) -> None:
-        original(state, saved)
+    def restore(state: RunState, saved: Any, *held: Any) -> None:
+        original(state, saved, *held)
         if state.order.position and not state.order.prompt(state.order.position).row:
             state.order._end = state.order.position
 
-    return [(schedule, "restore", restore), (training, "restore", restore)]
+    return [(schedule, "restore", restore), (going_back, "restore", restore)]
 
 
 @_defect("a resumed run draws the prompts again that waited in the buffer")
@@ -510,12 +511,83 @@ def _waits_for_withdrawn_weights() -> list[Patch]:
     return [(training.Training, "abandon", abandon)]
 
 
-@_defect("after the death of the trainer its groups are trained on as if it lived")
+@_defect("the groups that a trainer worked on are forgotten with it")
 def _groups_of_a_lost_trainer() -> list[Patch]:
-    def release_all(state: RunState) -> None:
-        state.in_training = []
+    original = training.Training.abandon
 
-    return [(training, "release_all", release_all)]
+    def abandon(self: training.Training) -> None:
+        self._state.in_training = []
+        original(self)
+
+    return [(training.Training, "abandon", abandon)]
+
+
+@_defect("answers of weights that are gone are trained on", covering=True)
+def _answers_of_weights_that_are_gone() -> list[Patch]:
+    original = going_back._still_counts
+
+    def still_counts(state: RunState, answer: Answer, *args: Any) -> bool:
+        if answer.phase in (AnswerPhase.UNSENT, AnswerPhase.SAMPLING):
+            return original(state, answer, *args)
+        return True
+
+    return [(going_back, "_still_counts", still_counts)]
+
+
+@_defect("a generator with weights that are gone finishes its answers")
+def _weights_that_are_gone_go_on_sampling() -> list[Patch]:
+    original = going_back._still_counts
+
+    def still_counts(state: RunState, answer: Answer, *args: Any) -> bool:
+        _, _, seed_attempt = args
+        is_same = answer.seed_attempt == seed_attempt
+        is_sampling = answer.phase is AnswerPhase.SAMPLING and is_same
+        return is_sampling or original(state, answer, *args)
+
+    return [(going_back, "_still_counts", still_counts)]
+
+
+@_defect("all that is in flight is given up with a trainer", covering=True)
+def _in_flight_is_given_up() -> list[Patch]:
+    def still_counts(*args: Any) -> bool:
+        return False
+
+    return [(going_back, "_still_counts", still_counts)]
+
+
+@_defect("prompts of lost steps are not drawn again", covering=True)
+def _prompts_of_lost_steps_are_lost() -> list[Patch]:
+    original = going_back.go_back
+
+    def go_back(state: RunState, saved: Any) -> None:
+        position = state.order.position
+        original(state, saved)
+        state.order.position = max(position, state.order.position)
+
+    return [(training, "go_back", go_back)]
+
+
+@_defect("prompts that are held are drawn again as the trainer is back")
+def _held_prompts_are_drawn_again() -> list[Patch]:
+    original = going_back._keep_later
+
+    def keep_later(state: RunState, held: dict[int, Group]) -> None:
+        position = state.order.position
+        original(state, held)
+        state.order.position = position
+
+    return [(going_back, "_keep_later", keep_later)]
+
+
+@_defect("answers under way cannot be explained by withdrawn weights")
+def _withdrawn_weights_explain_nothing() -> list[Patch]:
+    original = WeightVersions.withdraw
+
+    def withdraw(self: WeightVersions) -> None:
+        original(self)
+        self._former.clear()
+
+    return [(WeightVersions, "withdraw", withdraw)]
 
 
 # --- checkpoints ----------------------------------------------------------------------
@@ -597,11 +669,11 @@ def _end_is_not_saved() -> list[Patch]:
 def _resume_forgets_seeds() -> list[Patch]:
     original = checkpoint_state.restore
 
-    def restore(state: RunState, saved: Any) -> None:
+    def restore(state: RunState, saved: Any, *held: Any) -> None:
         groups = [
             {**entry, "seed_attempts": [0] * len(entry["seed_attempts"])}
             for entry in saved["groups"]
         ]
         original(state, {**saved, "groups": groups})
 
-    return [(schedule, "restore", restore), (training, "restore", restore)]
+    return [(schedule, "restore", restore), (going_back, "restore", restore)]

@@ -70,6 +70,7 @@ class Ledger:
         self.furthest = 0
         self.may_drop_stale = False
         self._resumed_with = 0
+        self._seeds_before: dict[tuple[int, int], int] = {}
         self.resumed = -1
         """How often the run went back to a checkpoint: each may count as a try."""
         self.begin_life(scenario.settings())
@@ -89,6 +90,12 @@ class Ledger:
         self.is_stopping = False
         self.asked: dict[int, float] = {}
         self.heard: dict[Worker, float] = {}
+        self.lineage: dict[int, set[int]] = {}
+        """Trainers that had the weights of each version, of those that count."""
+        self.restored: set[int] = set()
+        """Rows of checkpoints that the run went back to."""
+        self.is_going_back = False
+        """Whether a trainer is just back, and what is kept is being chosen."""
         self.suspects: set[Worker] = set()
         """Workers with overdue work that have said nothing since they got it."""
 
@@ -119,6 +126,8 @@ class Ledger:
                 self._check_train(action, now_s, processes[TRAINER], rows)
             case act.SaveCheckpoint():
                 self._check_save(action, now_s, rows)
+            case act.Discard(task):
+                self._check_discard(task, rows)
             case _:
                 self._check_report(action, rows)
 
@@ -130,6 +139,23 @@ class Ledger:
                 self._check_finish(action, rows)
             case act.Fail(reason):
                 self._check_fail(reason)
+
+    def _check_discard(self, task: int, rows: Mapping[int, Rows]) -> None:
+        """Fail where the loss of a trainer costs an answer of weights that exist."""
+        if not self.is_going_back or task in self.restored or task not in rows:
+            return
+        row = rows[task]
+        key = (row.prompt, row.sample)
+        is_same = self.books.seeds.get(key, 0) == self._seeds_before.get(key, 0)
+        if is_same and row.prompt in self.books.live and self._exists(row):
+            _fail("what still counts is kept", f"an answer to prompt {row.prompt}")
+
+    def _exists(self, row: Rows) -> bool:
+        """Return whether weights of those that count have sampled all tokens."""
+        return all(
+            trainer in self.lineage.get(version, ())
+            for trainer, version in (row.oldest, row.newest)
+        )
 
     def _check_cancel(self, worker: Worker, task: int, now_s: float) -> None:
         what = "score" if worker.kind == "environment" else "answer"
@@ -338,7 +364,12 @@ class Ledger:
             )
         if not all(row.is_scored for row in found):
             _fail("groups are whole", f"prompt {group.prompt} is not scored")
-        for row in found:
+        for task, row in zip(group.rows, found, strict=True):
+            if task not in self.restored and not self._exists(row):
+                _fail(
+                    "tokens are of weights that exist",
+                    f"prompt {group.prompt} has {row.oldest} to {row.newest}",
+                )
             age = step - row.oldest[1]
             if not 0 <= age <= self.settings.max_staleness:
                 _fail(
@@ -437,6 +468,10 @@ class Ledger:
             case ev.TrainerReady():
                 self.due.pop(("start", TRAINER), None)
                 self.newest = process.weights
+                assert process.weights is not None
+                trainer, step = process.weights
+                self.lineage = {v: who for v, who in self.lineage.items() if v <= step}
+                self.lineage.setdefault(step, set()).add(trainer)
             case ev.WorkerFailed(worker=worker):
                 self._forget_worker(worker)
                 self.due["stop", worker] = event.at_s
@@ -481,6 +516,7 @@ class Ledger:
         books.step = step + 1
         if self.newest is not None:
             self.newest = (self.newest[0], books.step)
+            self.lineage[books.step] = {self.newest[0]}
         self.due.pop(("step", TRAINER), None)
         if books.step > self.furthest:
             self.furthest = books.step
@@ -498,6 +534,8 @@ class Ledger:
         rows: Mapping[int, Rows],
     ) -> None:
         """Check what holds between events."""
+        if self.is_going_back:
+            self._note_kept(rows)
         for key, due_s in self.due.items():
             if now_s > due_s + _MARGIN_S:
                 _fail(
@@ -561,15 +599,31 @@ class Ledger:
         self, snapshot: tuple[Books, dict[int, Rows]] | None
     ) -> dict[int, Rows]:
         """Go back to a checkpoint, or to the beginning; return its rows."""
+        self._seeds_before = self.books.seeds
         if snapshot is None:
             self.books, rows = Books(), {}
         else:
             self.books = copy.deepcopy(snapshot[0])
             rows = {task: copy.copy(row) for task, row in snapshot[1].items()}
-        self.sampled = set(rows)
+        self.sampled |= set(rows)
+        self.restored |= set(rows)
         self.resumed += 1
         self._resumed_with = len(self.books.live)
         return rows
+
+    def _note_kept(self, rows: Mapping[int, Rows]) -> None:
+        """Count what was not given up as a trainer went back to a checkpoint."""
+        self.is_going_back = False
+        kept = {
+            (row.prompt, row.sample)
+            for task, row in rows.items()
+            if task not in self.restored
+        }
+        kept |= {(s.prompt.number, s.name.sample) for s in self.under_way.values()}
+        for key in kept:
+            # Sampled since, as it would have been again.
+            self.books.tries[key] = self.books.tries.get(key, -1) + 1
+            self.books.live.add(key[0])
 
 
 def _fail(rule: str, detail: str) -> None:

@@ -232,7 +232,10 @@ class World:
         if trainer.incarnation:
             durable = self._durable
             state = None if durable is None else json.loads(durable[0])
-            self.rows = self.ledger.go_back(None if durable is None else durable[1])
+            saved = self.ledger.go_back(None if durable is None else durable[1])
+            # The driver has the rows of the checkpoint, beside those that it keeps.
+            self.rows = {**self.rows, **saved}
+            self.ledger.is_going_back = True
         trainer.weights = (trainer.incarnation, self.ledger.books.step)
         self._deliver(ev.TrainerReady(self._now_s, trainer.incarnation, state))
 

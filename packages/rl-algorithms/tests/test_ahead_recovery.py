@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.util
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from rl_algorithms.errors import ScheduleError
 from rl_models.errors import WeightSyncError
@@ -57,6 +59,39 @@ class TestGoesBack:
         assert "".join(seen) == LETTERS
         assert calls[2:4] == calls[:2]
         assert len(calls) == 6
+
+    def test_answers_of_weights_that_exist_are_kept(self, tokenizer, tmp_path):
+        release = threading.Event()
+
+        def judge(log, info):
+            if log[0]["content"] == "d":
+                assert release.wait(DEADLINE_S)
+            return 1.0, True, ""
+
+        with ahead.Run(
+            tokenizer, tmp_path, judge, calls_at_once=4, max_staleness=0
+        ) as run:
+            seen = run.step()[0]
+            saved = run.sampler.state()
+            # "c" is scored and "d" is in flight as the trainer is lost.
+            end_s = time.monotonic() + DEADLINE_S
+            while len(run.sampler.state().answers) < 2:
+                assert time.monotonic() < end_s
+            go_back(run, saved, 1)
+            release.set()
+            seen += run.step()[0]
+            num_calls = len(run.generation.calls)
+            saved = run.sampler.state()
+            result, _ = run.sampler.next_step()  # lost in this step
+            go_back(run, saved, 2)
+            again, _ = run.sampler.next_step()
+            assert again.message_logs == result.message_logs
+            assert torch.equal(again.rows["rewards"], result.rows["rewards"])
+            assert again.metrics["num_retried"].value == 0.0
+            assert len(run.generation.calls) == num_calls + 1
+            seen += "".join(run.step()[0] for _ in range(2))
+        assert num_calls == 2
+        assert seen == LETTERS
 
     def test_weights_are_those_of_the_new_trainer(self, tokenizer, tmp_path):
         with ahead.Run(tokenizer, tmp_path, ahead.good, max_staleness=0) as run:

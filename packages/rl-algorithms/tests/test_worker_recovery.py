@@ -184,6 +184,8 @@ class TestAsynchronous:
             # The generator may be loading the weights of step 1.
             ((2, "generation"), 0),
             ((4, "policy_training"), 2),
+            # Its answers are those of the restored weights, and are used again.
+            ((3, "policy_training"), 2),
             # After the last step, when the schedule has ended.
             ((6, "checkpointing"), 4),
         ],

@@ -35,7 +35,7 @@ class StartWorker:
 
     The trainer restores the newest complete checkpoint, or the state that the run began
     with, and answers with `TrainerReady`; the driver then keeps the rows of that
-    checkpoint.
+    checkpoint as well.
     """
 
     worker: Worker

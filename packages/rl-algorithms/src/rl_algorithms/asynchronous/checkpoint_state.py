@@ -8,7 +8,7 @@ exactly one of: in this state, trained on, dropped, or still to be drawn.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, MutableMapping
 from typing import Any
 
 from rl_algorithms.asynchronous.groups import Answer, AnswerPhase, Group
@@ -95,13 +95,19 @@ def without_rows(saved: Mapping[str, Any], rows: Collection[int]) -> dict[str, A
     return {**saved, "groups": groups}
 
 
-def restore(state: RunState, saved: Mapping[str, Any]) -> None:
+def restore(
+    state: RunState,
+    saved: Mapping[str, Any],
+    held: MutableMapping[int, Group] | None = None,
+) -> None:
     """Restore a state that `to_dict` returned.
 
     Args:
         state: A state without groups.
         saved: State of a checkpoint. `max_staleness`, batch size and limits may have
             changed since.
+        held: Groups in flight by prompt, which take the place of saved ones; those
+            that do are removed.
 
     Raises:
         ScheduleError: The state belongs to a run with other data or group sizes.
@@ -115,9 +121,8 @@ def restore(state: RunState, saved: Mapping[str, Any]) -> None:
     state.num_tasks = max(state.num_tasks, saved["num_tasks"])
     state.kept.clear()
     for entry in saved["groups"]:
-        group = _group_of(state, entry)
-        state.buffer.add(group)
-        state.kept.update(group.rows)
+        mine = None if held is None else held.pop(entry["prompt"], None)
+        state.admit(_group_of(state, entry) if mine is None else mine)
 
 
 def _group_of(state: RunState, entry: Mapping[str, Any]) -> Group:

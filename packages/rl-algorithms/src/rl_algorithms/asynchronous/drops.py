@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from rl_algorithms.asynchronous.actions import Cancel, Discard, DropGroup, Fail
-from rl_algorithms.asynchronous.deadlines import Wait
 from rl_algorithms.asynchronous.groups import AnswerPhase, Group
 from rl_algorithms.asynchronous.state import RunState
 
-__all__ = ["drop_group", "drop_too_old", "release_all", "stop_tasks"]
+__all__ = ["drop_group", "drop_too_old", "release_group", "stop_tasks"]
 
 
 def drop_group(state: RunState, group: Group, reason: str) -> None:
@@ -48,13 +47,10 @@ def drop_too_old(state: RunState) -> None:
         )
 
 
-def release_all(state: RunState) -> None:
-    """Forget all groups and their tasks, because the trainer has lost its state."""
-    stop_tasks(state)
-    for group in (*state.buffer, *state.in_training):
-        _discard_rows(state, group)
-    state.buffer.clear()
-    state.in_training = []
+def release_group(state: RunState, group: Group) -> None:
+    """Forget a group that is not in the buffer: its prompt is drawn again."""
+    stop_tasks(state, group)
+    _discard_rows(state, group)
 
 
 def stop_tasks(state: RunState, group: Group | None = None) -> None:
@@ -63,9 +59,7 @@ def stop_tasks(state: RunState, group: Group | None = None) -> None:
     for number, task in list(state.tasks.items()):
         if group is not None and task.group is not group:
             continue
-        state.end_task(number)
-        what = "score" if task.worker.kind == "environment" else "answer"
-        state.deadlines.clear(Wait(what, task.worker, number))
+        state.drop_task(number)
         incarnation = state.workers[task.worker].incarnation
         state.actions.append(Cancel(task.worker, incarnation, number))
 

@@ -154,6 +154,9 @@ class Group:
     def watch(self, watch: Callable[[Group], None]) -> None:
         """Call `watch` after each change of a phase."""
         self._watch = watch
+        for answer in self.answers:
+            answer.group = self
+        self._versions_changed = True
 
     def settle(self) -> None:
         """Stop counting: the answers no longer change.

@@ -244,8 +244,7 @@ class Sampling:
         # A task that was lost has another number now; late results find none.
         if task is None or task.worker != event.worker:
             return None
-        self._end(number)
-        return task
+        return self._state.drop_task(number)
 
     # --- failures ---------------------------------------------------------------------
 
@@ -258,7 +257,7 @@ class Sampling:
         """
         if number not in self._state.tasks:
             return
-        task = self._end(number)
+        task = self._state.drop_task(number)
         if task.worker.kind == "environment":
             # The loss says nothing about the answer, so it is kept and scored
             # elsewhere.
@@ -273,12 +272,6 @@ class Sampling:
         incarnation = self._state.workers[task.worker].incarnation
         self._state.actions.append(Cancel(task.worker, incarnation, number))
         self.lose(number, reason)
-
-    def _end(self, number: int) -> Task:
-        task = self._state.end_task(number)
-        what = "score" if task.worker.kind == "environment" else "answer"
-        self._state.deadlines.clear(Wait(what, task.worker, number))
-        return task
 
     def _score_failed(self, task: Task, reason: str) -> None:
         # The same seed would give the same answer and most likely break the

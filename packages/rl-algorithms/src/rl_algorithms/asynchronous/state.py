@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from rl_algorithms.asynchronous.actions import Action, Fail, Finish
 from rl_algorithms.asynchronous.buffer import GroupBuffer
-from rl_algorithms.asynchronous.deadlines import Deadlines
+from rl_algorithms.asynchronous.deadlines import Deadlines, Wait
 from rl_algorithms.asynchronous.groups import Answer, Group
 from rl_algorithms.asynchronous.prompt_order import PromptOrder
 from rl_algorithms.asynchronous.settings import ScheduleSettings
@@ -104,6 +104,18 @@ class RunState:
         task = self.tasks.pop(number)
         self.workers[task.worker].tasks.discard(number)
         return task
+
+    def drop_task(self, number: int) -> Task:
+        """Remove a task from those in flight, with its deadline, and return it."""
+        task = self.end_task(number)
+        what = "score" if task.worker.kind == "environment" else "answer"
+        self.deadlines.clear(Wait(what, task.worker, number))
+        return task
+
+    def admit(self, group: Group) -> None:
+        """Add a group to the buffer, with the rows that the driver keeps for it."""
+        self.buffer.add(group)
+        self.kept.update(group.rows)
 
     def finish(self, action: Finish | Fail) -> None:
         """End the run."""

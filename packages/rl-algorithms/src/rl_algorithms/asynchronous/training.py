@@ -12,14 +12,15 @@ from rl_algorithms.asynchronous.actions import (
     Train,
     TrainedGroup,
 )
-from rl_algorithms.asynchronous.checkpoint_state import restore, to_dict
+from rl_algorithms.asynchronous.checkpoint_state import to_dict
 from rl_algorithms.asynchronous.deadlines import Wait
-from rl_algorithms.asynchronous.drops import drop_too_old, release_all, stop_tasks
+from rl_algorithms.asynchronous.drops import drop_too_old, stop_tasks
 from rl_algorithms.asynchronous.events import (
     CheckpointSaved,
     StepTrained,
     TrainerReady,
 )
+from rl_algorithms.asynchronous.going_back import go_back
 from rl_algorithms.asynchronous.state import RunState
 from rl_algorithms.asynchronous.workers import TRAINER, WorkerPhase
 
@@ -151,9 +152,11 @@ class Training:
             self._expect_step(incarnation)
 
     def abandon(self) -> None:
-        """Forget all progress since the checkpoint: the trainer lost its weights."""
+        """Withdraw the weights of a lost trainer; groups in training wait again."""
         state = self._state
-        release_all(state)
+        for group in state.in_training:
+            state.buffer.add(group)
+        state.in_training = []
         state.saving = False
         state.versions.withdraw()
         # Confirmations of withdrawn weights are ignored when they come, so waiting for
@@ -168,6 +171,6 @@ class Training:
         # The first incarnation starts from the state that is already loaded.
         if event.incarnation > 0:
             first = event.state is None
-            restore(state, self._began_with if event.state is None else event.state)
+            go_back(state, self._began_with if event.state is None else event.state)
             state.saved_step = self._saved_at_begin if first else state.step
         state.versions.publish(event.incarnation, state.step)

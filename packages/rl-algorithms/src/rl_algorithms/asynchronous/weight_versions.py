@@ -35,6 +35,8 @@ class WeightVersions:
     def __init__(self, updates: WeightUpdates) -> None:
         self._updates = updates
         self._served: dict[Worker, _Served] = {}
+        self._former: dict[Worker, int | None] = {}
+        """Last withdrawn version of each generator that has no other yet."""
         self.newest: int | None = None
         """Newest published version; None while the trainer has no weights to offer."""
         self.trainer = -1
@@ -63,13 +65,27 @@ class WeightVersions:
         self.trainer, self.newest = trainer, version
 
     def withdraw(self) -> None:
-        """Withdraw all versions, and distrust the weights that generators hold."""
+        """Withdraw all versions, and distrust the weights that generators hold.
+
+        Answers in flight may go on with them, and are explained by them.
+        """
+        for generator in list(self._served):
+            self._former[generator] = self.last_of(generator)
         self._served.clear()
         self.newest = None
 
     def forget(self, generator: Worker) -> None:
         """Forget a generator's version, because its process is gone."""
         self._served.pop(generator, None)
+        self._former.pop(generator, None)
+
+    def last_of(self, generator: Worker) -> int | None:
+        """Return the newest version that a generator may sample with; None if none."""
+        served = self._of(generator)
+        # Weights arrive before the message that confirms them, so an answer may be
+        # sampled with a version that still counts as loading.
+        last = served.confirmed if served.loading is None else served.loading
+        return self._former.get(generator) if last is None else last
 
     def due(self, generator: Worker, num_answers: int) -> int | None:
         """Return the version that a generator has to load now, or None.
@@ -104,6 +120,7 @@ class WeightVersions:
         if trainer != self.trainer or served.loading != version:
             return False
         served.confirmed, served.loading = version, None
+        self._former.pop(generator, None)
         return True
 
     def may_sample(self, generator: Worker) -> bool:
@@ -124,10 +141,7 @@ class WeightVersions:
             newest: Version of its newest token.
             sent: Version that the generator held when the answer was requested.
         """
-        served = self._of(generator)
-        # Weights arrive before the message that confirms them, so an answer may be
-        # sampled with a version that still counts as loading.
-        last = served.confirmed if served.loading is None else served.loading
+        last = self.last_of(generator)
         if last is None or not sent <= oldest <= newest <= last:
             return False
         return self._updates == "between_tokens" or oldest == newest

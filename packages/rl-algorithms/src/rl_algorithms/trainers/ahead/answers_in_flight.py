@@ -84,6 +84,7 @@ class AnswersInFlight:
         self._scorings: dict[int, Scoring] = {}
         self._finished: dict[int, FinishedAnswer] = {}
         self._attempts: dict[tuple[int, int], _Attempts] = {}
+        self._is_going_back = False
         self._new_jobs: list[Job] = []
         self._new_scorings: list[Scoring] = []
         self._environment = EnvironmentDesk(
@@ -128,10 +129,25 @@ class AnswersInFlight:
             key = (answer.prompt, answer.sample)
             self._attempts[key] = _Attempts(answer.attempts)
 
-    def start_over(self) -> None:
-        """Forget the attempts and prompts of groups that the schedule gave up."""
-        self._attempts.clear()
-        self._prompts.release_all()
+    def begin_going_back(self, answers: Mapping[int, FinishedAnswer]) -> None:
+        """Keep answers of a checkpoint beside those in flight.
+
+        Until `end_going_back`, the schedule may give up some answers of a group and
+        keep the others.
+        """
+        self._is_going_back = True
+        self.restore(answers)
+
+    def end_going_back(self) -> None:
+        """Forget the attempts and prompts of what the schedule has given up."""
+        self._is_going_back = False
+        names = (job.asked for job in self._jobs.values())
+        kept = {(asked.prompt.number, asked.name.sample) for asked in names}
+        kept |= {(answer.prompt, answer.sample) for answer in self._finished.values()}
+        self._attempts = {
+            key: attempts for key, attempts in self._attempts.items() if key in kept
+        }
+        self._prompts.release_all_but({number for number, _ in kept})
 
     @property
     def scores_in_time(self) -> bool:
@@ -200,11 +216,11 @@ class AnswersInFlight:
     def discard(self, rows: int) -> None:
         """Release the answer that a sampling task produced."""
         job = self._jobs.pop(rows, None)
-        if job is not None:
+        answer = self._finished.pop(rows, None)
+        if job is not None and answer is None:
             # Without a reward, its conversation is still open.
             self._environment.end(job.take_ended())
-        answer = self._finished.pop(rows, None)
-        if answer is not None:
+        if answer is not None and not self._is_going_back:
             # A scored answer is discarded only with its whole group, which was trained
             # on or dropped, so the prompt is not needed again.
             self.release(answer.prompt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from rl_algorithms.asynchronous.prompt_order import Prompt
@@ -56,9 +56,10 @@ class PromptSource:
         """Forget the row of a prompt."""
         self._open.pop(number, None)
 
-    def release_all(self) -> None:
-        """Forget the rows of all prompts."""
-        self._open.clear()
+    def release_all_but(self, numbers: Collection[int]) -> None:
+        """Forget the rows of all other prompts."""
+        for number in [known for known in self._open if known not in numbers]:
+            del self._open[number]
 
     def position(self) -> int:
         """Return the number of the next prompt of the loader."""

@@ -20,6 +20,7 @@ from rl_algorithms.trainers.ahead.answers_in_flight import (
     AnswersInFlight,
 )
 from rl_algorithms.trainers.ahead.controller import Controller
+from rl_algorithms.trainers.ahead.jobs import FinishedAnswer
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.saved import SavedAhead
 from rl_algorithms.trainers.ahead.shape import RunShape
@@ -209,10 +210,9 @@ class AheadSampler:
         return self._loaded >= newest
 
     def lose_trainer(self, reason: str) -> bool:
-        """Give up everything in flight: the workers of the trainer are lost.
+        """Note that the workers of the trainer are lost, with their weights.
 
-        Calls of generator and environment go on to their ends; the results are not
-        used.
+        Answers in flight go on.
 
         Args:
             reason: What became of them.
@@ -229,12 +229,8 @@ class AheadSampler:
             reason=reason,
         )
 
-        def start_over(schedule: Schedule) -> bool:
-            self._answers.start_over()
-            return schedule.end is None
-
         # After this answer nothing comes any more that was meant for the lost trainer.
-        goes_on = self._controller.ask(start_over)
+        goes_on = self._controller.ask(lambda schedule: schedule.end is None)
         with self._changed:
             self._ready, self._loaded = None, _NONE
             # A load that failed is a consequence of the loss, and its thread goes on.
@@ -246,19 +242,22 @@ class AheadSampler:
     def trainer_is_back(self, saved: SavedAhead | None, number: int) -> None:
         """Continue with a trainer that has restored an earlier state.
 
+        Answers of its weights, and of older ones, are kept; others are sampled again.
+
         Args:
             saved: What its checkpoint holds; None: it is back at the beginning.
             number: Weight version of the trainer.
         """
         step, state = self._shape.first_step, None
+        answers: Mapping[int, FinishedAnswer] = {}
         if saved is not None:
             saved = saved.within(self._rule)
-            step, state = saved.state["step"], saved.state
-            answers = saved.answers
-            self._controller.do(lambda: self._answers.restore(answers))
+            step, state, answers = saved.state["step"], saved.state, saved.answers
         self._versions.start_over(self._trainer, step, number)
         self._is_lost = False
+        self._controller.do(lambda: self._answers.begin_going_back(answers))
         self._controller.tell(ev.TrainerReady, incarnation=self._trainer, state=state)
+        self._controller.do(self._answers.end_going_back)
 
     def hold(self, is_paused: bool) -> None:
         """Pause or resume the schedule; calls in flight are finished.
