@@ -186,8 +186,6 @@ class TestAsynchronous:
             ((4, "policy_training"), 2),
             # Its answers are those of the restored weights, and are used again.
             ((3, "policy_training"), 2),
-            # After the last step, when the schedule has ended.
-            ((6, "checkpointing"), 4),
         ],
         ids=lambda value: "-".join(map(str, value)) if type(value) is tuple else None,
     )
@@ -200,6 +198,14 @@ class TestAsynchronous:
         check_equal(found, whole_ahead)
         (warning,) = [w for w in found.warnings if "are lost" in w]
         assert f"the run goes back to step {back_to}" in warning
+
+    def test_after_the_last_step(self, tiny_model, tmp_path, pool, whole_ahead):
+        # The schedule has ended by then, and begins anew.
+        killer = Killer((5, "checkpointing"))
+        settings = {**ahead(0), "save_period": 5}
+        found = run(tiny_model, tmp_path / "run", pool, killer, **settings)
+        assert not killer.left
+        check_equal(found, whole_ahead)
 
     @pytest.mark.parametrize("moment", [(3, "generation"), (4, "policy_training")])
     def test_each_prompt_is_trained_on_once_and_none_too_old(
