@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import tempfile
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import rl_algorithms as rl
-from rl_distributed.errors import WorkerDiedError
+from rl_distributed.errors import ConfigError, WorkerDiedError
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(4)]
 GRPO = {
@@ -162,6 +164,69 @@ def test_a_run_that_keeps_nothing_ends(tiny_model, tmp_path, pool):
     with pytest.raises(WorkerDiedError) as caught:
         run(tiny_model, tmp_path / "run", pool, killer, **settings)
     assert "checkpointing.enabled=false" in " ".join(caught.value.__notes__)
+
+
+class Counter(rl.Callback):
+    """Counts steps, repeated ones each time."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_step_end(self, trainer, step, metrics):
+        self.steps.append(step)
+
+
+LAST_ALONE = {"save_period": 5, "fault_tolerance.snapshot_period": 2}
+
+
+class TestSnapshots:
+    def test_a_run_goes_back_to_the_newest(self, tiny_model, tmp_path, pool, whole):
+        # A checkpoint after step 5 alone; the snapshot after step 2 is replaced by that
+        # after step 4.
+        counter, killer = Counter(), Killer((4, "policy_training"), (5, "generation"))
+        found = run(tiny_model, tmp_path / "run", pool, counter, killer, **LAST_ALONE)
+        assert not killer.left
+        check_equal(found, whole)
+        back_to = [w.partition("goes back to step ")[2][:1] for w in found.warnings]
+        assert [step for step in back_to if step] == ["2", "4"]
+        assert counter.steps == [1, 2, 3, 3, 4, 5]
+        assert not [*Path(tempfile.gettempdir()).glob(f"rl-snapshot-{os.getpid()}-*")]
+        assert not [*Path("/dev/shm").glob(f"rl-snapshot-{os.getpid()}-*")]
+        record = found.history[3]
+        assert record["timing:snapshot"] > 0
+
+    def test_or_to_a_checkpoint_that_is_newer(self, tiny_model, tmp_path, pool, whole):
+        settings = {"save_period": 3, "fault_tolerance.snapshot_period": 2}
+        counter, killer = Counter(), Killer((4, "policy_training"))
+        found = run(tiny_model, tmp_path / "run", pool, counter, killer, **settings)
+        assert not killer.left
+        check_equal(found, whole)
+        assert counter.steps == [1, 2, 3, 4, 5]
+        (warning,) = [w for w in found.warnings if "are lost" in w]
+        assert "the run goes back to step 3" in warning
+
+    def test_with_a_critic(self, tiny_model, tmp_path, pool):
+        settings = {"algorithm": "ppo", "num_generations_per_prompt": 1}
+        whole = run(tiny_model, tmp_path / "whole", pool, **settings)
+        killer = Killer((4, "value_training"), model="critic")
+        found = run(
+            tiny_model, tmp_path / "run", pool, killer, **settings, **LAST_ALONE
+        )
+        assert not killer.left
+        check_equal(found, whole, "policy", "critic")
+
+    def test_asynchronous(self, tiny_model, tmp_path, pool, whole_ahead):
+        counter, killer = Counter(), Killer((4, "policy_training"))
+        settings = {**LAST_ALONE, **ahead(0)}
+        found = run(tiny_model, tmp_path / "run", pool, counter, killer, **settings)
+        assert not killer.left
+        check_equal(found, whole_ahead)
+        assert counter.steps == [1, 2, 3, 3, 4, 5]
+
+    def test_needs_restarts(self, tiny_model, tmp_path, pool):
+        settings = {"fault_tolerance.max_restarts": 0, **LAST_ALONE}
+        with pytest.raises(ConfigError, match="snapshot_period=2 needs max_restarts"):
+            run(tiny_model, tmp_path / "run", pool, **settings)
 
 
 def ahead(staleness):

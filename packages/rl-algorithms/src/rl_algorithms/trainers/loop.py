@@ -3,7 +3,7 @@
 ```
 [validate] -> epoch: draw -> update? -> _train_step -> count -> log
            -> update? -> validate? -> checkpoint?
-training workers lost -> restarted -> back to the newest checkpoint
+training workers lost -> restarted -> back to the newest snapshot or checkpoint
 
 update? also serves other requests: pause, checkpoint, stop (`RunControl`)
 ```
@@ -210,6 +210,7 @@ class TrainingLoop(Generic[ConfigT]):
         if checkpoints.due(step, last=last, best=best):
             self._save_checkpoint()
         self._control.save_if_asked(self._save_checkpoint)
+        self._take_snapshot_if_due()
 
     def _last_step(self) -> bool:
         state = self._trainer.state
@@ -276,6 +277,16 @@ class TrainingLoop(Generic[ConfigT]):
         self._hooks.call("on_checkpoint", path)
         return path
 
+    def _take_snapshot_if_due(self) -> None:
+        if self._last_step() or not self._recovery.snapshot_is_due():
+            return
+        timer = self._trainer.timer
+        with self._signals.protected(), timer.time("snapshot"):
+            self._recovery.take_snapshot(self._info())
+        self._record({"timing:snapshot": timer.reduce("snapshot")})
+        # Of no step: it would show up in the next one.
+        timer.reset("snapshot")
+
     def _save_before_step(self) -> Path:
         path = self._save_checkpoint()
         # This time belongs to no step, and would show up in the next one.
@@ -310,13 +321,15 @@ class TrainingLoop(Generic[ConfigT]):
         self._trainer.history = self._outputs.resume_at(self._trainer.state.step)
 
     def _go_back(self, error: Exception) -> None:
-        """Replace lost workers, and continue from the newest checkpoint."""
+        """Replace lost workers, and continue from the newest state that is kept."""
         trainer = self._trainer
         trainer._take_answers()  # drop those of the step that failed
         trainer._note_loss(str(error).strip().splitlines()[0])
-        point = self._recovery.start_again(error)
-        self._tools.start_over()
-        self._restore(point.checkpoint, point.info)
+        with self._recovery.start_again(error) as point:
+            self._tools.start_over()
+            self._restore(point.checkpoint, point.info)
+            # That of a snapshot is no checkpoint of the run.
+            trainer.state.last_checkpoint = point.last_checkpoint
         trainer.state.stop_reason = None
         self._control.go_back()
         trainer.history = self._outputs.go_back_to(trainer.state.step)

@@ -3,7 +3,7 @@
 ```
 call fails -> workers lost? -> generators, environment: left as they are
                             -> workers: restarted with the state of the newest
-                               checkpoint or of the start
+                               snapshot or checkpoint, or of the start
                             -> loop: goes back to that step
 ```
 Each rank holds a part of the weights and the optimizer state that no other rank has, so
@@ -14,8 +14,8 @@ versions.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -23,6 +23,7 @@ from typing import Any, Generic
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.live_config import LiveConfig
 from rl_algorithms.trainers.outputs import RunOutputs
+from rl_algorithms.trainers.run.snapshots import Snapshots
 from rl_algorithms.trainers.setup.starting import Starter
 from rl_distributed.cluster.watch import find_loss
 from rl_distributed.errors import WorkerDiedError, WorkerHungError
@@ -42,6 +43,8 @@ class StartingPoint:
     """Folder of weights and optimizer; None for those that the run began with."""
     info: Mapping[str, Any]
     """State of the loop, the data, the callbacks and the algorithm."""
+    last_checkpoint: str | None
+    """The newest checkpoint of the run at this point."""
 
 
 class Recovery(Generic[ConfigT]):
@@ -60,7 +63,9 @@ class Recovery(Generic[ConfigT]):
         updates: LiveConfig[ConfigT],
     ) -> None:
         self._trainer, self._outputs, self._updates = trainer, outputs, updates
-        self._max_restarts = trainer.config.fault_tolerance.max_restarts
+        settings = trainer.config.fault_tolerance
+        self._max_restarts = settings.max_restarts
+        self._snapshots = Snapshots(settings.snapshot_period)
         self._num_in_a_row = 0
         self._failed_in = 0
         """The furthest step that failed."""
@@ -75,12 +80,48 @@ class Recovery(Generic[ConfigT]):
         last = self._trainer.state.last_checkpoint
         checkpoint = Path(last) if last else None
         # A deep copy: later steps change lists and dictionaries of the state in place.
-        self._beginning = StartingPoint(checkpoint, copy.deepcopy(dict(info)))
+        self._beginning = StartingPoint(checkpoint, copy.deepcopy(dict(info)), last)
+
+    def snapshot_is_due(self) -> bool:
+        """Return whether to take a snapshot of the present state."""
+        state = self._trainer.state
+        if self._outputs.checkpoints.saved_at == state.step:
+            self._snapshots.drop()
+            return False
+        is_due = self._snapshots.are_due(state.step)
+        return is_due and self._why_not_ever() is None
+
+    def take_snapshot(self, info: Mapping[str, Any]) -> None:
+        """Keep the present state in memory.
+
+        Args:
+            info: What a checkpoint of this state would hold besides the models.
+        """
+        trainer = self._trainer
+        parts = trainer.components
+        models = {
+            name: model
+            for name, model in (("policy", parts.policy), ("critic", parts.critic))
+            if isinstance(model, TrainingPolicy)
+        }
+        self._snapshots.take(models, info, trainer._write_own)
 
     def can_mend(self, error: Exception) -> bool:
         """Return whether the run can continue; if not, add the reason to the error."""
         if not self._is_lost(error) or find_loss() is not None:
             return False
+        why = self._why_not_ever()
+        if why is None and self._num_restarts() >= self._max_restarts:
+            why = (
+                f"fault_tolerance.max_restarts={self._max_restarts} restarts in a row "
+                "are used up"
+            )
+        if why is not None:
+            error.add_note(f"The run does not start the lost workers again: {why}.")
+        return why is None
+
+    def _why_not_ever(self) -> str | None:
+        """Return why no loss of workers can be mended in this run; None if one can."""
         trainer = self._trainer
         reasons = (
             (trainer.given.policy is not None, "the policy was given to it"),
@@ -90,19 +131,14 @@ class Recovery(Generic[ConfigT]):
                 not trainer.config.checkpointing.enabled,
                 "it keeps no state to go back to (checkpointing.enabled=false)",
             ),
-            (
-                self._num_restarts() >= self._max_restarts,
-                f"fault_tolerance.max_restarts={self._max_restarts} restarts in a row "
-                "are used up",
-            ),
         )
-        why = next((reason for holds, reason in reasons if holds), None)
-        if why is not None:
-            error.add_note(f"The run does not start the lost workers again: {why}.")
-        return why is None
+        return next((reason for holds, reason in reasons if holds), None)
 
-    def start_again(self, error: Exception) -> StartingPoint:
-        """Restart the workers and return the point from which the loop continues.
+    @contextmanager
+    def start_again(self, error: Exception) -> Iterator[StartingPoint]:
+        """Restart the workers; yield the point from which the loop continues.
+
+        Its folder lasts as long as the block.
 
         Raises:
             WorkerError: They do not start.
@@ -112,32 +148,39 @@ class Recovery(Generic[ConfigT]):
         failed_in = trainer.state.step + 1
         self._num_in_a_row = self._num_restarts() + 1
         self._failed_in = max(self._failed_in, failed_in)
-        point = self._newest()
-        found = point.info["state"]["step"]
-        _logger.warning(
-            "training workers are lost in step %d, and are started again (%d of %d in "
-            "a row); the run goes back to step %d: %s",
-            *(failed_in, self._num_in_a_row, self._max_restarts, found),
-            str(error).strip().splitlines()[0],
-        )
-        self._updates.go_back(point.info)
-        self._reload(point.checkpoint)
-        return point
+        with self._newest() as point:
+            found = point.info["state"]["step"]
+            _logger.warning(
+                "training workers are lost in step %d, and are started again (%d of %d "
+                "in a row); the run goes back to step %d: %s",
+                *(failed_in, self._num_in_a_row, self._max_restarts, found),
+                str(error).strip().splitlines()[0],
+            )
+            self._updates.go_back(point.info)
+            self._reload(point.checkpoint)
+            yield point
 
     def _num_restarts(self) -> int:
         """Return the number of restarts without a step beyond the furthest failure."""
         is_beyond = self._trainer.state.step + 1 > self._failed_in
         return 0 if is_beyond else self._num_in_a_row
 
-    def _newest(self) -> StartingPoint:
+    @contextmanager
+    def _newest(self) -> Iterator[StartingPoint]:
         last = self._trainer.state.last_checkpoint
+        snapshot = self._snapshots.newest
+        if snapshot and snapshot.step > self._outputs.checkpoints.saved_at:
+            with snapshot.folder() as folder:
+                yield StartingPoint(folder, snapshot.info, last)
+            return
         # A checkpoint that this run only resumed from equals the beginning, which is
         # already in memory.
         if last and self._outputs.checkpoints.saved_at >= 0:
             path = Path(last)
-            return StartingPoint(path, self._outputs.checkpoints.load(path))
+            yield StartingPoint(path, self._outputs.checkpoints.load(path), last)
+            return
         assert self._beginning is not None  # `begin` precedes every step
-        return self._beginning
+        yield self._beginning
 
     def _reload(self, checkpoint: Path | None) -> None:
         trainer = self._trainer

@@ -97,12 +97,27 @@ class FaultToleranceConfig(Config):
     restarted. The run then goes back to its newest checkpoint, or to its start, and
     repeats the steps since then. A step beyond the one that failed resets the count.
     With 0, the first loss ends the run. Requires `checkpointing.enabled` and a policy
-    started by the run itself; not available with `asynchronous`."""
+    started by the run itself."""
+    snapshot_period: int | None = Field(None, ge=1)
+    """Steps between snapshots of the whole state in the driver's memory, to which a run
+    goes back if its newest checkpoint is older: it then repeats at most this many
+    steps. The driver needs memory for two snapshots, each with the size of a
+    checkpoint. Training workers on other machines than the driver have none. null for
+    no snapshots."""
     stall_limit_s: float | None = Field(7200.0, gt=0)
     """Seconds without any progress, from the first step on, after which the run reports
     who waits for whom, with the stacks of all processes, and ends. Progress is the
     begin or end of a phase, an answer or a verdict. It must be longer than the longest
     of these. null for no limit."""
+
+    @model_validator(mode="after")
+    def _check_snapshots(self) -> Self:
+        if self.snapshot_period is not None and not self.max_restarts:
+            raise ValueError(
+                f"snapshot_period={self.snapshot_period} needs max_restarts of at "
+                "least 1: got 0, with which no run goes back; set one of them"
+            )
+        return self
 
 
 class TrainerConfig(Config):
