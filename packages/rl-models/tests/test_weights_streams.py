@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 import torch
 
 from rl_distributed.batch.tensor_buffers import decode, encode
-from rl_distributed.transfer import SharedMemoryLink
+from rl_distributed.transfer import LinkSet, SharedMemoryLink
 from rl_models.errors import WeightSyncError
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.loading import changed_tensors, load_tensors, loaded_tensors
 from rl_models.weights.receiving import WeightReceiver
-from rl_models.weights.sending import WeightSender
+from rl_models.weights.sending import WeightSender, whole_buckets
 
 
 def tensors():
@@ -24,8 +26,13 @@ def tensors():
     }
 
 
-def sender(named, is_first=True):
-    return WeightSender(lambda precision: iter(list(named.items())), is_first)
+def sender_of(export, rank):
+    """The sender of a rank that has all tensors whole, as `export` yields them."""
+    return WeightSender(lambda request: whole_buckets(export(), request, rank), rank)
+
+
+def sender(named):
+    return sender_of(lambda: iter(list(named.items())), 0)
 
 
 def messages(named, request, count=None):
@@ -84,13 +91,13 @@ def test_weights_travel_over_a_link_again_and_again():
 def test_ranks_that_do_not_send_take_part_to_the_end():
     taken = []
 
-    def export(precision):
+    def export():
         for name, tensor in tensors().items():
             taken.append(name)
             yield name, tensor
 
     request = WeightRequest(1, bucket_bytes=1)
-    other = WeightSender(export, False)
+    other = sender_of(export, 1)
     count = WeightSender.num_buckets(tensors(), request)
     assert count == 4
     for index in range(count):
@@ -99,12 +106,12 @@ def test_ranks_that_do_not_send_take_part_to_the_end():
 
 
 def test_a_bucket_after_one_that_failed_is_refused():
-    def export(precision):
+    def export():
         yield "a", torch.zeros(3)
         raise RuntimeError("the disk is on fire")
 
     request = WeightRequest(1, bucket_bytes=1)
-    broken = WeightSender(export, True)
+    broken = sender_of(export, 0)
     with pytest.raises(RuntimeError, match="on fire"):
         broken.messages(request, 0, False)
     with pytest.raises(WeightSyncError, match="one before it failed"):
@@ -226,3 +233,52 @@ def test_what_a_model_holds_otherwise_is_named():
     with torch.no_grad():
         model[0].weight[2, 1] += 1
     assert changed_tensors(manifest, loaded_tensors(model)) == ["0.weight"]
+
+
+TURNS = (0, 2, 2, 0)
+
+
+def sharing(rank):
+    """The sender of a rank with the buckets whose turn is its own, a tensor in each."""
+
+    def export(request):
+        for turn, pair in zip(request.turns, tensors().items(), strict=True):
+            yield [pair] if turn == rank else None
+
+    return WeightSender(export, rank)
+
+
+def test_ranks_that_share_the_sending_are_put_together():
+    request = WeightRequest(5, bucket_bytes=1, turns=TURNS)
+    assert request.senders == (0, 2)
+    ends = [sharing(rank) for rank in range(3)]
+    parts = {0: [], 2: []}
+    for index in range(len(TURNS)):
+        is_last = index == len(TURNS) - 1
+        found = [end.messages(request, index, is_last) for end in ends]
+        assert found[1] is None, "this rank only takes part"
+        for rank in (0, 2):
+            for text, block in found[rank] or ():
+                block = None if block is None else encode(decode(block).clone())
+                parts[rank].append([(text, block)])
+    got = receive([parts[0], parts[2]], request)
+    assert list(got) == list(tensors())
+    assert all(torch.equal(got[name], value) for name, value in tensors().items())
+
+
+def test_ranks_that_share_the_sending_have_a_link_each():
+    request = WeightRequest(5, bucket_bytes=1, turns=TURNS)
+    ends, receiver = [sharing(rank) for rank in range(3)], WeightReceiver("replica 0")
+    made = tuple(SharedMemoryLink.create(max_blocks=9) for _ in request.senders)
+    with closing(LinkSet(made, request.senders)) as links:
+        for end in ends:
+            end.open(links, 10.0)
+        receiver.open(links, 0, 10.0)
+        for _ in range(2):
+            digests = [end.send(links, request) for end in ends]
+            assert digests[1] is None
+            weights = receiver.weights(links, request)
+            assert dict(weights).keys() == tensors().keys()
+            assert weights.manifest().label == request.label
+        for end in (*ends, receiver):
+            end.close()

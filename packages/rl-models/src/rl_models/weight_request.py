@@ -29,6 +29,13 @@ class WeightRequest:
     """Deadline of the transfer, on each side."""
     kind: WeightKind = "merged"
     """The kind of tensors that are sent."""
+    turns: tuple[int, ...] = ()
+    """Rank that sends each bucket; empty: rank 0 sends all of them."""
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Ranks that send something, in order."""
+        return tuple(sorted(set(self.turns))) or (0,)
 
     @property
     def label(self) -> str:
@@ -62,4 +69,5 @@ class Pending:
     wait: Callable[[float], Any]
     """Waits the given seconds for their end; raises what a worker raised."""
     messages: tuple[Any, ...] = ()
-    """References to what they hand out on the way; they are passed on unopened."""
+    """References to what they hand out on the way, which are passed on unopened; of
+    several senders, a tuple of them for each."""

@@ -18,8 +18,10 @@ from .protocol import (
     TensorLink as TensorLink,
 )
 from .shared_memory import SharedMemoryLink as SharedMemoryLink
+from .turns import LinkSet as LinkSet, TurnReceiver as TurnReceiver
 from .verified_stream import (
     TensorStream as TensorStream,
     receive_tensors as receive_tensors,
+    send_messages as send_messages,
     send_tensors as send_tensors,
 )

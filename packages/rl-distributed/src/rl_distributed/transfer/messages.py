@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     from rl_distributed.extras import torch
 
-__all__ = ["tensor_buckets", "tensor_messages"]
+__all__ = ["BlockPacker", "tensor_buckets", "tensor_messages"]
 
 # Every tensor begins where any dtype may, and on a cache line of its own.
 _ALIGNMENT = 64
@@ -63,15 +63,49 @@ def tensor_messages(
     if bucket_bytes < 1:
         raise TransferError(f"bucket_bytes must be positive: got {bucket_bytes}")
     pairs = tensors.items() if isinstance(tensors, Mapping) else tensors
-    sent: list[TensorEntry] = []
-    number = 0
+    packer = BlockPacker(buffer, label=label, dtype=dtype)
     for bucket in tensor_buckets(_checked(pairs), bucket_bytes, dtype):
-        block = buffer(sum(_aligned(_num_bytes(t, dtype)) for _, t in bucket))
+        yield packer.block(bucket)
+    yield packer.end()
+
+
+class BlockPacker:
+    """Makes the messages of one transfer from buckets of tensors.
+
+    Args:
+        buffer: See `tensor_messages`.
+        label: Name of the transfer, for the manifest.
+        dtype: Floating-point tensors are cast to it while they are packed.
+    """
+
+    def __init__(
+        self,
+        buffer: Callable[[int], torch.Tensor],
+        *,
+        label: str = "",
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        self._buffer = buffer
+        self._label = label
+        self._dtype = dtype
+        self._number = 0
+        self._sent: list[TensorEntry] = []
+
+    def block(
+        self, bucket: list[tuple[str, torch.Tensor]]
+    ) -> tuple[Header, torch.Tensor]:
+        """Return the message of the next bucket."""
+        dtype = self._dtype
+        block = self._buffer(sum(_aligned(_num_bytes(t, dtype)) for _, t in bucket))
         entries = _pack(bucket, block, dtype)
-        yield Header("block", number, label, entries), block
-        sent += entries
-        number += 1
-    yield Header("end", number, label, tuple(sent)), None
+        header = Header("block", self._number, self._label, entries)
+        self._sent += entries
+        self._number += 1
+        return header, block
+
+    def end(self) -> tuple[Header, None]:
+        """Return the last message, with the entries of all buckets."""
+        return Header("end", self._number, self._label, tuple(self._sent)), None
 
 
 def tensor_buckets(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 else:
     from rl_distributed.extras import torch
 
-__all__ = ["TensorStream", "receive_tensors", "send_tensors"]
+__all__ = ["TensorStream", "receive_tensors", "send_messages", "send_tensors"]
 
 _ABORT_DEADLINE_S = 10.0
 _SHOWN = 5
@@ -67,10 +67,36 @@ def send_tensors(
             gone.
         DeadlineExceededError: The receivers were too slow.
     """
-    until_s = time.monotonic() + deadline_s
     messages = tensor_messages(
         tensors, end.buffer, label=label, bucket_bytes=bucket_bytes, dtype=dtype
     )
+    return send_messages(end, messages, label=label, deadline_s=deadline_s)
+
+
+def send_messages(
+    end: SendingEnd,
+    messages: Iterable[tuple[Header, torch.Tensor | None]],
+    *,
+    label: str = "",
+    deadline_s: float = 120.0,
+) -> Manifest:
+    """Send messages, which `tensor_messages` or a `BlockPacker` makes on the way.
+
+    Args:
+        end: The result of `link.sender()`, whose `buffer` the messages are packed in.
+        messages: Headers and blocks, up to the end of the transfer. If the next one
+            cannot be made, the receivers get the reason.
+        label: Name of the transfer.
+        deadline_s: How long the whole transfer may take.
+
+    Returns:
+        The manifest of what was sent over this end.
+
+    Raises:
+        TransferError: A receiver is gone.
+        DeadlineExceededError: The receivers were too slow.
+    """
+    until_s = time.monotonic() + deadline_s
     number = 0
     header = Header("end", 0, label)
     try:

@@ -10,7 +10,7 @@ import torch
 from rl_distributed.errors import BatchError, DistributedError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.registrations import Registration
-from rl_distributed.transfer import TensorLink
+from rl_distributed.transfer import LinkSet, TensorLink
 from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.generation.four_methods import build_generation_backend
 from rl_models.generation.replica_rank import ReplicaRank
@@ -127,12 +127,14 @@ class GenerationWorker:
             GENERATION_OUTPUT.check(output)
         return output if is_first else rows_digest(output)
 
-    def open_weight_link(self, link: TensorLink, index: int, deadline_s: float) -> None:
+    def open_weight_link(
+        self, link: TensorLink | LinkSet, index: int, deadline_s: float
+    ) -> None:
         """Join the link that `load_weights` uses from now on."""
         self._receiver.open(link, index, deadline_s)
 
     def load_weights(
-        self, source: TensorLink | Sequence[Any], request: WeightRequest
+        self, source: TensorLink | LinkSet | Sequence[Any], request: WeightRequest
     ) -> LoadReport:
         """Load verified weights; a refusal is reported, not raised.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
-from rl_distributed.transfer import TensorLink
+from rl_distributed.transfer import LinkSet, TensorLink
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
@@ -350,7 +350,9 @@ class GenerationPolicy(GenerationInterface):
         """Return each live worker, its incarnation, and the setups so far."""
         return self._updates.live_processes()
 
-    def open_weight_link(self, link: TensorLink, deadline_s: float) -> Pending:
+    def open_weight_link(
+        self, link: TensorLink | LinkSet, deadline_s: float
+    ) -> Pending:
         """Have every live replica join a link for `start_weight_update`."""
         return self._updates.open_link(link, deadline_s)
 

@@ -14,7 +14,7 @@ from rl_distributed.batch.batched_data_dict import (
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
 from rl_distributed.timing.timer import Timer
-from rl_distributed.transfer import TensorLink
+from rl_distributed.transfer import LinkSet, TensorLink
 from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import AnyPath, LossFunction, PolicyInterface
@@ -435,12 +435,18 @@ class TrainingPolicy(PolicyInterface):
         """Address of rank 0, and a port that is free there."""
         return self._exports.link_address()
 
-    def open_weight_link(self, link: TensorLink, deadline_s: float) -> Pending:
+    def weight_turns(self, request: WeightRequest) -> tuple[int, ...]:
+        """Return for each bucket the rank that is to send it."""
+        return self._exports.turns(request)
+
+    def open_weight_link(
+        self, link: TensorLink | LinkSet, deadline_s: float
+    ) -> Pending:
         """Have every rank join a link for `start_weight_export`."""
         return self._exports.open_link(link, deadline_s)
 
     def start_weight_export(
-        self, request: WeightRequest, link: TensorLink | None = None
+        self, request: WeightRequest, link: TensorLink | LinkSet | None = None
     ) -> Pending:
         """Have the weights sent over a link that was opened, or as messages."""
         return self._exports.start(request, link)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rl_distributed.transfer import TensorLink
+from rl_distributed.transfer import LinkSet, TensorLink
 from rl_models.errors import WeightSyncError
 from rl_models.replicas.broadcast import Broadcast, but_losses, raise_first
 from rl_models.types import (
@@ -59,7 +59,7 @@ class WeightUpdates:
         setups = self._served.num_setups
         return [(rank, incarnation(rank), setups) for rank in self._replicas.live_ranks]
 
-    def open_link(self, link: TensorLink, deadline_s: float) -> Pending:
+    def open_link(self, link: TensorLink | LinkSet, deadline_s: float) -> Pending:
         """Have every live replica join a link for `start`."""
         method = "open_weight_link"
         live = self._replicas.live_ranks

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.ports import PortAllocator
 from rl_distributed.registrations import Registration
-from rl_distributed.transfer import TensorLink
+from rl_distributed.transfer import LinkSet, TensorLink
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import (
     AdapterExport,
     LiveOptimizer,
     LossFunction,
+    ShardedExport,
     TrainingMemory,
     lacking,
 )
@@ -35,10 +36,13 @@ from rl_models.types import (
     ValueOutputSpec,
 )
 from rl_models.weight_request import WeightRequest
-from rl_models.weights.sending import Message, WeightSender
+from rl_models.weights.collecting import Bucket, WeightCollector
+from rl_models.weights.sending import Message, WeightSender, whole_buckets
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from rl_models.weights.collecting import ShardedWeights
 
 __all__ = ["TrainingWorker"]
 
@@ -71,7 +75,7 @@ class TrainingWorker:
             "optimizer_path": optimizer_path,
         }
         self._backend: Any = None
-        self._sender = WeightSender(lambda request: iter(()), False)
+        self._sender = WeightSender(lambda request: iter(()), -1)
         self._sampler = WorkerSampler(config, None)
 
     def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> bool:
@@ -96,8 +100,11 @@ class TrainingWorker:
         self._backend = build_training_backend(str(self._config["backend"]))
         self._backend.setup(self._config, **self._arguments)
         # A new sender, because the tensors of the next model are others.
-        is_first = Ranks.from_environment().is_first
-        self._sender = WeightSender(self._exported, is_first)
+        ranks = Ranks.from_environment()
+        self._collector: WeightCollector | None = None
+        if not lacking(self._backend, ShardedExport):
+            self._collector = WeightCollector(ranks, self._held)
+        self._sender = WeightSender(self._buckets, ranks.rank)
         self._sampler = WorkerSampler(self._config, self._backend)
         backend = self._backend
         return not lacking(backend, TrainingMemory) and bool(backend.frees_memory)
@@ -194,18 +201,37 @@ class TrainingWorker:
             GENERATION_INPUT.check(data)
         return self._sampler.generate(data, version, greedy, sampling)
 
-    def num_weight_buckets(self, request: WeightRequest) -> int:
-        """Return the number of calls of `export_weights` that all weights take."""
+    def weight_turns(self, request: WeightRequest) -> tuple[int, ...]:
+        """Return for each bucket of the weights the rank that is to send it.
+
+        Every rank must be called, because they tell each other what they hold.
+        """
+        if self._collector is not None:
+            return self._collector.turns(request)
         if request.kind == "merged":
             specs = self._backend.weight_specs()
         else:
             self._check_adapters()
             with_base = request.kind == "apart"
             specs = self._backend.adapter_specs(with_base=with_base)
-        return self._sender.num_buckets(specs, request)
+        return (0,) * self._sender.num_buckets(specs, request)
+
+    def _held(self, request: WeightRequest) -> ShardedWeights:
+        """Return what this rank holds of the tensors of a request."""
+        held: ShardedWeights = self._backend.sharded_weights(
+            request.precision, request.kind
+        )
+        return held
+
+    def _buckets(self, request: WeightRequest) -> Iterator[Bucket | None]:
+        """Return the buckets of a request; see `WeightSender`."""
+        if self._collector is not None:
+            return self._collector.buckets(request)
+        rank = Ranks.from_environment().rank
+        return whole_buckets(self._exported(request), request, rank)
 
     def _exported(self, request: WeightRequest) -> Iterator[tuple[str, Tensor]]:
-        """Return the tensors of a request."""
+        """Return the tensors of a request, whole on every rank."""
         precision = request.precision
         tensors: Iterator[tuple[str, Tensor]]
         if request.kind == "merged":
@@ -228,7 +254,7 @@ class TrainingWorker:
     def export_weights(
         self, request: WeightRequest, index: int, is_last: bool
     ) -> list[Message] | None:
-        """Return bucket `index` of the weights on rank 0, None on the others.
+        """Return bucket `index` of the weights on its sender, None on other ranks.
 
         Every rank must be called, for one bucket after the other.
         """
@@ -238,12 +264,14 @@ class TrainingWorker:
         """Return a port of this machine for a link."""
         return PortAllocator().allocate("weight links")[0]
 
-    def open_weight_link(self, link: TensorLink, deadline_s: float) -> None:
+    def open_weight_link(self, link: TensorLink | LinkSet, deadline_s: float) -> None:
         """Join the link that `send_weights` uses from now on."""
         self._sender.open(link, deadline_s)
 
-    def send_weights(self, link: TensorLink, request: WeightRequest) -> str | None:
-        """Send all weights; return the manifest's digest on rank 0."""
+    def send_weights(
+        self, link: TensorLink | LinkSet, request: WeightRequest
+    ) -> str | None:
+        """Send this rank's share; return the digest of its manifest, if it has any."""
         return self._sender.send(link, request)
 
     def save_checkpoint(

@@ -1,14 +1,15 @@
 """The path that weights take: a link between trainer and replicas, or references.
 
-| transport     | from rank 0 to the replicas                                    |
-|---------------|----------------------------------------------------------------|
-| object_store  | results of calls, one per bucket, which the driver passes on   |
-| shared_memory | files under /dev/shm, reused for every bucket                  |
-| collective    | a process group of its own: gloo, on GPUs NCCL                 |
-| cuda_ipc      | handles of memory on the GPU that both sides share             |
-| file          | safetensors, removed once all replicas have loaded them        |
+| transport     | to the replicas                                        | from     |
+|---------------|--------------------------------------------------------|----------|
+| object_store  | results of calls, which the driver passes on           | any rank |
+| shared_memory | files under /dev/shm, reused for every bucket          | any rank |
+| file          | safetensors, removed once all replicas have loaded them| any rank |
+| collective    | a process group of its own: gloo, on GPUs NCCL         | rank 0   |
+| cuda_ipc      | handles of memory on the GPU that both sides share     | rank 0   |
 
-`auto` is shared memory on one machine with room for it, else the object store.
+`auto` is shared memory on one machine with room for it, else the object store. Where
+any rank sends, each has a link of its own (`LinkSet`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,21 +33,23 @@ from rl_distributed.transfer import (
     CollectiveLink,
     CudaIpcLink,
     FileLink,
+    LinkSet,
     SharedMemoryLink,
     TensorLink,
 )
 from rl_models.errors import WeightSyncError
 from rl_models.interfaces import lacking
-from rl_models.weight_request import Pending
+from rl_models.weight_request import Pending, WeightRequest
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.protocols import (
     LinkedSink,
     LinkedSource,
+    SharedSource,
     WeightSink,
     WeightSource,
 )
 
-__all__ = ["WeightLinks", "failure_of", "join_failures"]
+__all__ = ["WeightLinks", "failure_of", "join_failures", "shared_out"]
 
 _logger = get_logger(__name__)
 
@@ -61,6 +65,8 @@ _SHORTEST_S = 0.1
 # A tensor travels in one piece, however large, and a few buckets exist at a time.
 _LEAST_ROOM = 1 << 30
 _BUCKETS_OF_ROOM = 8
+# A process group has one sender, and a process has the memory of its own GPU only.
+_FROM_FIRST = ("collective", "cuda_ipc")
 
 
 class WeightLinks:
@@ -78,29 +84,41 @@ class WeightLinks:
         self._config = config
         self._policy = policy
         self._generation = generation
-        self._link: TensorLink | None = None
+        self._link: TensorLink | LinkSet | None = None
         self._members: Any = None
         self._folder: Path | None = None
 
-    def joined(self, version: int) -> TensorLink | None:
+    def planned(self, request: WeightRequest) -> WeightRequest:
+        """Return a request with the ranks that send, if the transport takes several."""
+        if self._transport(1) in _FROM_FIRST:
+            return request
+        return shared_out(self._policy, request)
+
+    def joined(
+        self, version: int, senders: tuple[int, ...] = (0,)
+    ) -> TensorLink | LinkSet | None:
         """Return a link that both sides have joined; None if the transport needs none.
+
+        Args:
+            version: Number of the weights.
+            senders: Ranks that send.
 
         Raises:
             ConfigError: The transport cannot connect where the workers run.
             WeightSyncError: The two sides failed to connect, also over a second link.
         """
-        transport = self._transport()
+        transport = self._transport(len(senders))
         if transport == "object_store":
             self.drop()
             return None
         receivers = self._sink.live_processes()
-        members = self._source.live_processes(), receivers
+        members = self._source.live_processes(), receivers, senders
         if transport == "file" or members != self._members:
             # Files are for one version. A replaced replica joins again, and so does a
             # worker that has loaded another model: it has left the link for that.
             self.drop()
         if self._link is None:
-            self._link = self._join(transport, version, len(receivers))
+            self._link = self._join(transport, version, len(receivers), senders)
             self._members = members
         return self._link
 
@@ -138,7 +156,7 @@ class WeightLinks:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
-    def _transport(self) -> str:
+    def _transport(self, num_senders: int) -> str:
         """Return the transport to use, decided here for `auto`."""
         if self._config.transport != "auto":
             return self._config.transport
@@ -146,20 +164,21 @@ class WeightLinks:
             return "object_store"
         if not self._is_one_machine():
             return "object_store"
+        buckets = _BUCKETS_OF_ROOM * num_senders
+        wanted = max(_LEAST_ROOM, buckets * self._config.bucket_bytes)
         # An existing link already owns its files and reuses them; only a new one needs
         # more room.
-        if self._link is None and SharedMemoryLink.room() < self._wanted_room():
+        if self._link is None and SharedMemoryLink.room() < wanted:
             return "object_store"
         return "shared_memory"
 
-    def _wanted_room(self) -> int:
-        return max(_LEAST_ROOM, _BUCKETS_OF_ROOM * self._config.bucket_bytes)
-
-    def _join(self, transport: str, version: int, count: int) -> TensorLink:
+    def _join(
+        self, transport: str, version: int, count: int, senders: tuple[int, ...]
+    ) -> TensorLink | LinkSet:
         failures: list[DistributedError] = []
         limit_s = self._config.link_deadline_s
         for _ in range(_ATTEMPTS):
-            link = self._make(transport, version, count)
+            link = self._make_all(transport, version, count, senders)
             failures = self._open(link, limit_s)
             if not failures:
                 return link
@@ -170,7 +189,9 @@ class WeightLinks:
             f"{join_failures(failures)}"
         ) from failures[0]
 
-    def _open(self, link: TensorLink, limit_s: float) -> list[DistributedError]:
+    def _open(
+        self, link: TensorLink | LinkSet, limit_s: float
+    ) -> list[DistributedError]:
         """Have both sides join; return the reasons if they did not."""
         until_s = time.monotonic() + limit_s + _GRACE_S
         sender = self._source.open_weight_link(link, limit_s)
@@ -189,14 +210,23 @@ class WeightLinks:
         found = [failure_of(side, until_s - time.monotonic()) for side in sides]
         return [error for error in found if error is not None]
 
-    def _make(self, transport: str, version: int, count: int) -> TensorLink:
+    def _make_all(
+        self, transport: str, version: int, count: int, senders: tuple[int, ...]
+    ) -> TensorLink | LinkSet:
+        if senders == (0,):
+            return self._make(transport, version, count)
+        links = tuple(self._make(transport, version, count, rank) for rank in senders)
+        return LinkSet(links, senders)
+
+    def _make(
+        self, transport: str, version: int, count: int, sender: int = 0
+    ) -> TensorLink:
         if transport == "collective":
             return self._collective(count)
         if transport == "file":
             # One folder per version: no replica can read files of another.
-            return FileLink(
-                str(self._files() / f"version-{version}"), count, keep_files=False
-            )
+            name = f"version-{version}" + (f"-rank-{sender}" if sender else "")
+            return FileLink(str(self._files() / name), count, keep_files=False)
         self._check_one_machine()
         if transport == "cuda_ipc":
             return CudaIpcLink.create(count)
@@ -239,6 +269,14 @@ class WeightLinks:
                 + f": got workers on {len(self._nodes())} nodes; use 'object_store' or "
                 "'collective'"
             )
+
+
+def shared_out(policy: object, request: WeightRequest) -> WeightRequest:
+    """Return a request with the ranks that send, if the policy has any but rank 0."""
+    if lacking(policy, SharedSource):
+        return request
+    turns = cast(SharedSource, policy).weight_turns(request)
+    return replace(request, turns=turns) if any(turns) else request
 
 
 def failure_of(side: Pending, left_s: float) -> DistributedError | None:

@@ -7,6 +7,7 @@ narrower protocols, which `lacking` looks for at run time; it inherits none of t
 | protocol | what a sync does with it |
 |---|---|
 | `LinkedSource`, `LinkedSink` | sends over a link: shared memory, a collective, files |
+| `SharedSource` | has every rank send a share of the weights |
 | `WeightProcesses` | notices workers that were replaced, or given another model |
 | `ProbedSource`, `ProbedSink` | compares log-probs of trainer and replicas |
 | `InspectableSink` | names the tensors that differ, where log-probs do |
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from rl_distributed.batch.batched_data_dict import BatchedDataDict
-    from rl_distributed.transfer import TensorLink
+    from rl_distributed.transfer import LinkSet, TensorLink
     from rl_models.lora_config import LoRAConfig
     from rl_models.types import (
         GenerationInput,
@@ -45,6 +46,7 @@ __all__ = [
     "WeightProcesses",
     "RestorableSink",
     "SamplerSettings",
+    "SharedSource",
     "TrainerSettings",
     "VersionedSource",
     "WeightSink",
@@ -104,7 +106,7 @@ class WeightSource(Protocol):
     """A policy that can hand out its weights, such as `TrainingPolicy`."""
 
     def start_weight_export(
-        self, request: WeightRequest, link: TensorLink | None = None
+        self, request: WeightRequest, link: TensorLink | LinkSet | None = None
     ) -> Pending:
         """Have the weights sent over a link; without one, as messages."""
         ...
@@ -166,7 +168,9 @@ class _Linked(WeightProcesses, Protocol):
         """Whether each worker has a GPU."""
         ...
 
-    def open_weight_link(self, link: TensorLink, deadline_s: float) -> Pending:
+    def open_weight_link(
+        self, link: TensorLink | LinkSet, deadline_s: float
+    ) -> Pending:
         """Have every worker join a link."""
         ...
 
@@ -176,6 +180,17 @@ class LinkedSource(_Linked, Protocol):
 
     def weight_link_address(self) -> tuple[str, int]:
         """Return the address of rank 0, and a port that is free there."""
+        ...
+
+
+class SharedSource(Protocol):
+    """A policy whose ranks can send a share of the weights each.
+
+    Requests then have `turns`, and links are a `LinkSet`, by the numbers of the ranks.
+    """
+
+    def weight_turns(self, request: WeightRequest) -> tuple[int, ...]:
+        """Return for each bucket the rank that is to send it."""
         ...
 
 

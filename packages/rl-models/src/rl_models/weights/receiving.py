@@ -22,10 +22,12 @@ from rl_distributed.batch.tensor_buffers import decode
 from rl_distributed.errors import DeadlineExceededError, DistributedError, TransferError
 from rl_distributed.transfer import (
     Header,
+    LinkSet,
     Manifest,
     ReceivingEnd,
     TensorLink,
     TensorStream,
+    TurnReceiver,
     receive_tensors,
 )
 from rl_distributed.transfer.manifest import dtype_name
@@ -164,32 +166,41 @@ class WeightReceiver:
 
     def __init__(self, receiver: str) -> None:
         self._receiver = receiver
-        self._link: TensorLink | None = None
-        self._end: ReceivingEnd | None = None
+        self._link: TensorLink | LinkSet | None = None
+        self._ends: tuple[ReceivingEnd, ...] = ()
         self._has_base = False
         self.manifest: Manifest | None = None
         """Manifest of all loaded weights: the last version, and its base."""
 
-    def open(self, link: TensorLink, index: int, deadline_s: float) -> None:
+    def open(self, link: TensorLink | LinkSet, index: int, deadline_s: float) -> None:
         """Join a link, after leaving the previous one."""
         self.close()
-        self._end = link.receiver(index, deadline_s=deadline_s)
+        if isinstance(link, LinkSet):
+            self._ends = link.receivers(index, deadline_s=deadline_s)
+        else:
+            self._ends = (link.receiver(index, deadline_s=deadline_s),)
         self._link = link
 
     def weights(
-        self, source: TensorLink | Sequence[Any], request: WeightRequest
+        self, source: TensorLink | LinkSet | Sequence[Any], request: WeightRequest
     ) -> VerifiedWeights:
         """Return the tensors that come over a link that was opened, or in messages.
+
+        Args:
+            source: The link; or for each call of the trainer its messages or a
+                reference to them, with `request.turns` by sender.
+            request: The update that was announced.
 
         Raises:
             WeightSyncError: The link is another one, or an adapter arrives alone
                 without its base being loaded.
         """
-        end: ReceivingEnd
+        ends: Sequence[ReceivingEnd]
         if isinstance(source, Sequence):
-            end = MessageReceiver(source)
-        elif self._end is not None and self._link == source:
-            end = self._end
+            by_sender = source if request.turns else [source]
+            ends = [MessageReceiver(parts) for parts in by_sender]
+        elif self._ends and self._link == source:
+            ends = self._ends
         else:
             raise WeightSyncError(f"the link was not opened by {self._receiver}")
         if request.kind == "adapter" and not self._has_base:
@@ -200,6 +211,10 @@ class WeightReceiver:
         # Until `accept`: an update that breaks off may have overwritten part of the
         # base.
         self._has_base = False
+        end: ReceivingEnd = ends[0]
+        if request.turns:
+            place = {rank: number for number, rank in enumerate(request.senders)}
+            end = TurnReceiver(ends, [place[rank] for rank in request.turns])
         stream = receive_tensors(end, deadline_s=request.deadline_s)
         return VerifiedWeights(stream, request, self._receiver)
 
@@ -241,8 +256,8 @@ class WeightReceiver:
     def close(self) -> None:
         """Leave the link."""
         # Forgotten first: if closing raises, a broken end must not be used again.
-        end, self._end, self._link = self._end, None, None
-        if end is not None:
+        ends, self._ends, self._link = self._ends, (), None
+        for end in ends:
             end.close()
 
 

@@ -33,7 +33,12 @@ from rl_models.interfaces import lacking
 from rl_models.weight_request import Pending, WeightRequest
 from rl_models.weights.base_weights import BaseWeights
 from rl_models.weights.config import WeightSyncConfig
-from rl_models.weights.links import WeightLinks, failure_of, join_failures
+from rl_models.weights.links import (
+    WeightLinks,
+    failure_of,
+    join_failures,
+    shared_out,
+)
 from rl_models.weights.probe import Probe
 from rl_models.weights.protocols import (
     ConfiguredSink,
@@ -189,6 +194,7 @@ class WeightSynchronizer:
             self._base.whole_kind(),
         )
         try:
+            request = shared_out(self.policy, request)
             return PublishedWeights(request, self.policy.start_weight_export(request))
         except (WorkerDiedError, WorkerHungError) as error:
             raise TrainerLostError(
@@ -276,7 +282,8 @@ class WeightSynchronizer:
     def _send(self, request: WeightRequest) -> None:
         """Start the transfer on both sides, and wait for both."""
         try:
-            link = self._links.joined(request.version)
+            request = self._links.planned(request)
+            link = self._links.joined(request.version, request.senders)
             export = self.policy.start_weight_export(request, link)
         except (WorkerDiedError, WorkerHungError) as error:
             raise TrainerLostError(

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from rl_distributed.process.activity import has_busy_thread
-from rl_distributed.transfer import TensorLink
+from rl_distributed.transfer import LinkSet, TensorLink
 from rl_models.environments import has_gpu
 from rl_models.generation.vllm.process_watch import ProcessWatch, end_process
 from rl_models.generation.vllm.stall_watch import StallWatch
@@ -87,7 +87,7 @@ class VllmGenerationWorker(GenerationWorker):
             raise
 
     def load_weights(
-        self, source: TensorLink | Sequence[Any], request: WeightRequest
+        self, source: TensorLink | LinkSet | Sequence[Any], request: WeightRequest
     ) -> LoadReport:
         """See `GenerationWorker.load_weights`."""
         # Even if no weights arrive: the ranks of a replica must count alike.

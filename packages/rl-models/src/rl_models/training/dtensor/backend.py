@@ -62,6 +62,7 @@ from rl_models.training.dtensor.traits import (
     check_expert_layout,
     check_pipeline_layout,
 )
+from rl_models.training.dtensor.weight_parts import sharded_weights
 from rl_models.training.dtensor.weight_source import WeightSource
 from rl_models.training.global_batch import (
     SkippedSteps,
@@ -84,7 +85,9 @@ from rl_models.types import (
     LossInputType,
     TrainingRows,
 )
+from rl_models.weight_request import WeightKind
 from rl_models.weights.adapters import sent_name
+from rl_models.weights.collecting import ShardedWeights
 
 __all__ = ["DTensorTrainingBackend"]
 
@@ -424,6 +427,13 @@ class DTensorTrainingBackend(Traits):
         own = self.config.precision
         rounds = own not in ("float32", precision) and value.is_floating_point()
         return value.to(DTYPES[own]) if rounds else value
+
+    def sharded_weights(self, precision: str, kind: WeightKind) -> ShardedWeights:
+        """Return what this rank holds; see `ShardedExport.sharded_weights`."""
+        own = self.config.precision
+        # As in `_as_computed`.
+        rounded_to = None if own in ("float32", precision) else DTYPES[own]
+        return sharded_weights(self.model, kind, rounded_to)
 
     def adapter_specs(self, *, with_base: bool) -> dict[str, Tensor]:
         """Return the tensors of `export_adapters`, without data."""

@@ -9,7 +9,7 @@ model is the base, which saves a second copy as the reference policy.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,31 @@ class Adapters:
                 scale = self._config.scale
                 yield base[0], with_adapter(base[1], held["A"], held["B"], scale)
                 base = None
+
+    def sources(self, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
+        """Return the parameters that each merged weight is made of, for `merge`.
+
+        Args:
+            names: All parameters, by their names in the model.
+        """
+        found: dict[str, tuple[str, ...]] = {}
+        for name in names:
+            plain = plain_name(name)
+            if plain is None:
+                continue
+            layer = name.removesuffix("base_layer.weight")
+            pair = () if layer == name else (layer + _A, layer + _B)
+            found[plain] = (name, *pair)
+        return found
+
+    def merge(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return a weight with its adapter, if it has one.
+
+        Args:
+            parts: The whole parameters that `sources` names.
+        """
+        base, *pair = parts
+        return with_adapter(base, *pair, self._config.scale) if pair else base
 
     def save(self, parts: Iterable[tuple[str, Tensor]], folder: Path) -> None:
         """Write the adapters as peft does.

@@ -495,7 +495,7 @@ class RankModel:
             name: torch.empty(
                 shapes.get(name, tensor.shape), dtype=tensor.dtype, device="meta"
             )
-            for name, tensor in (self.trained if trained else self._saved()).items()
+            for name, tensor in (self.trained if trained else self.saved()).items()
         }
 
     def full_tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -517,7 +517,7 @@ class RankModel:
             names = self.pipeline.trained if trained else self.pipeline.names
             yield from self._of_stages(self.parameters, names)
             return
-        for name, tensor in (self.trained if trained else self._saved()).items():
+        for name, tensor in (self.trained if trained else self.saved()).items():
             yield name, self._whole(name, tensor)
 
     def full_gradients(self) -> Iterator[tuple[str, Tensor]]:
@@ -560,7 +560,8 @@ class RankModel:
             value = self.tensor_parallel.whole(name, value)
         return value
 
-    def _saved(self) -> dict[str, Tensor]:
+    def saved(self) -> dict[str, Tensor]:
+        """Return the parameters and saved buffers of this rank, sharded."""
         saved = self.module.state_dict(keep_vars=True)
         buffers = {n: b for n, b in self.module.named_buffers() if n in saved}
         return {**self.parameters, **buffers}

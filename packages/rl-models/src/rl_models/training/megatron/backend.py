@@ -62,6 +62,8 @@ from rl_models.types import (
     LossInputType,
     TrainingRows,
 )
+from rl_models.weight_request import WeightKind
+from rl_models.weights.collecting import ShardedWeights
 
 # The driver calls the checks of this class, and has no Megatron-core.
 _HAS_MEGATRON = find_spec("megatron") is not None
@@ -87,6 +89,7 @@ if _HAS_MEGATRON:
     from rl_models.training.megatron.model import MegatronModel
     from rl_models.training.megatron.pipeline import run_micro_batches
     from rl_models.training.megatron.state import load_state, save_state
+    from rl_models.training.megatron.weight_parts import sharded_weights
 
 __all__ = ["MegatronTrainingBackend"]
 
@@ -463,6 +466,12 @@ class MegatronTrainingBackend(Traits):
             # A generator in float32 would otherwise sample with bits that a trainer in
             # bfloat16 rounds away in its own forward pass.
             yield name, value if precision == own else value.to(DTYPES[own])
+
+    def sharded_weights(self, precision: str, kind: WeightKind) -> ShardedWeights:
+        """Return what this rank holds; see `ShardedExport.sharded_weights`."""
+        own = self.config.precision
+        rounded_to = None if own in ("float32", precision) else DTYPES[own]
+        return sharded_weights(self.model, self.weight_specs(), rounded_to)
 
     def shutdown(self) -> None:
         """Leave the process groups."""

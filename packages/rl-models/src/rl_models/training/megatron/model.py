@@ -172,6 +172,10 @@ class MegatronModel:
         """Return whether this rank has a part of a parameter."""
         return entry.name in self._computed
 
+    def computed(self, name: str) -> Tensor:
+        """Return a parameter of this rank as the model computes with it."""
+        return self._computed[name].detach()
+
     def boxes(self, entry: Entry) -> list[Box]:
         """Return which parts of the tensors of Hugging Face this rank has."""
         layout = self.layout
