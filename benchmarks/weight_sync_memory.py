@@ -1,18 +1,32 @@
-"""`python -m benchmarks.weight_sync_memory`: memory of each rank during a weight sync.
+"""`python -m benchmarks.weight_sync_memory`: what a weight sync takes of each rank.
 
-Two training ranks share a model in each layout in turn, and send it to one replica. One
-JSON line per layout: `growth_mb` is what the resident memory of each rank grew by at
-most during the first sync, which touches all memory that later ones reuse, and `ratio`
-the largest of them over the size of the model. A rank that gathered the whole model
-would have a ratio of 1. Weights and generator are in float32.
+Two training ranks share a model in each layout in turn, and send it to one replica, in
+two ways: each tensor is collected on the rank that sends it (`sender`), or every rank
+gathers it and rank 0 sends all, as backends without `sharded_weights` do (`all`). One
+JSON line per layout and way:
+
+- `growth_mb`: what the resident memory of each rank grew by at most during the first
+  sync, which touches all memory that later ones reuse, and `ratio` the largest of them
+  over the size of the model. A rank that gathered the whole model would have 1;
+- `received_mb`: bytes that each rank received over its sockets in one sync;
+- `sync_ms`: median of syncs in which both ways take turns.
+
+Weights and generator are in float32.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import socket
+import statistics
+import struct
 import sys
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +70,10 @@ SHAPE = {
     "tie_word_embeddings": True,
 }
 DEADLINE_S = 120.0
+WAYS = ("sender", "all")
+SYNCS_PER_TURN = 3
+# `TCP_INFO` of Linux, and `tcpi_bytes_received` in its structure.
+TCP_INFO, BYTES_RECEIVED_AT = 11, 128
 
 
 def main() -> None:
@@ -64,15 +82,16 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS))
     parser.add_argument("--bucket-mb", type=int, default=4)
     parser.add_argument("--depth", type=int, default=1, help="factor of the layers")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of both ways")
     options = parser.parse_args()
     init_ray(num_cpus=4)
     with tempfile.TemporaryDirectory() as folder:
         models = make_models(Path(folder), options.depth)
         for layout in options.layouts:
             model = models["expert" if "expert" in layout else "dense"]
-            line = measure(layout, model, options.bucket_mb << 20)
-            sys.stdout.write(json.dumps(line) + "\n")
-            sys.stdout.flush()
+            for line in measure(layout, model, options):
+                sys.stdout.write(json.dumps(line) + "\n")
+                sys.stdout.flush()
 
 
 def make_models(folder: Path, depth: int) -> dict[str, Path]:
@@ -95,13 +114,46 @@ def make_models(folder: Path, depth: int) -> dict[str, Path]:
     return made
 
 
-def measure(layout: str, model: Path, bucket_bytes: int) -> dict[str, Any]:
-    """Sync one layout, and return the memory that its ranks needed."""
+def measure(
+    layout: str, model: Path, options: argparse.Namespace
+) -> Iterator[dict[str, Any]]:
+    """Sync one layout in both ways; yield what each took of the ranks."""
+    largest, total = sizes(model)
+    growth: dict[str, list[int]] = {}
+    for way in reversed(WAYS):
+        with workers(layout, model, options) as (policy, sync):
+            switch(policy, way)
+            before = on_ranks(policy, begin)
+            sync.sync_weights()
+            peaks = on_ranks(policy, peak)
+            growth[way] = [a - b for a, b in zip(peaks, before, strict=True)]
+            if way == WAYS[0]:
+                times, received = in_turns(policy, sync, options.rounds)
+    for way in WAYS:
+        yield {
+            "bench": "weight_sync_memory",
+            "layout": layout,
+            "way": way,
+            "model_mb": round(total / 2**20, 1),
+            "largest_tensor_mb": round(largest / 2**20, 1),
+            "bucket_mb": options.bucket_mb,
+            "growth_mb": [round(each / 1024, 1) for each in growth[way]],
+            "ratio": round(max(growth[way]) * 1024 / total, 3),
+            "received_mb": [round(each / 2**20, 1) for each in received[way]],
+            "sync_ms": round(1e3 * statistics.median(times[way]), 1),
+        }
+
+
+@contextmanager
+def workers(
+    layout: str, model: Path, options: argparse.Namespace
+) -> Iterator[tuple[TrainingPolicy, WeightSynchronizer]]:
+    """Start two ranks of a layout and a replica."""
     config = PolicyConfig.from_dict({"model_name": str(model), **LAYOUTS[layout]})
     settings = WeightSyncConfig.from_dict(
         {
             "transport": "shared_memory",
-            "bucket_bytes": bucket_bytes,
+            "bucket_bytes": options.bucket_mb << 20,
             "probe": {"period": 0},
         }
     )
@@ -116,23 +168,66 @@ def measure(layout: str, model: Path, bucket_bytes: int) -> dict[str, Any]:
             load_weights=False,
         )
         sync = WeightSynchronizer(policy, generator, settings)
-        before = on_ranks(policy, begin)
-        sync.sync_weights()
-        peaks = on_ranks(policy, peak)
-        sync.close()
-        generator.shutdown()
-        policy.shutdown()
-    growth = [after - start for after, start in zip(peaks, before, strict=True)]
-    largest, total = sizes(model)
-    return {
-        "bench": "weight_sync_memory",
-        "layout": layout,
-        "model_mb": round(total / 2**20, 1),
-        "largest_tensor_mb": round(largest / 2**20, 1),
-        "bucket_mb": round(bucket_bytes / 2**20, 1),
-        "growth_mb": [round(each / 1024, 1) for each in growth],
-        "ratio": round(max(growth) * 1024 / total, 3),
-    }
+        try:
+            yield policy, sync
+        finally:
+            sync.close()
+            generator.shutdown()
+            policy.shutdown()
+
+
+def in_turns(
+    policy: TrainingPolicy, sync: WeightSynchronizer, rounds: int
+) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
+    """Sync in both ways by turns; return seconds, and bytes that each rank received."""
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    bytes_of: dict[str, list[int]] = {}
+    for _ in range(rounds):
+        for way in WAYS:
+            switch(policy, way)
+            # The ways have links of their own, which the first sync joins.
+            sync.sync_weights()
+            for _ in range(SYNCS_PER_TURN):
+                before = on_ranks(policy, received_bytes)
+                began_s = time.perf_counter()
+                sync.sync_weights()
+                times[way].append(time.perf_counter() - began_s)
+                after = on_ranks(policy, received_bytes)
+                bytes_of[way] = [a - b for a, b in zip(after, before, strict=True)]
+    return times, bytes_of
+
+
+def switch(policy: TrainingPolicy, way: str) -> None:
+    """Have the ranks export in one of the ways from now on."""
+    on_ranks(policy, gather_on_all if way == "all" else collect_on_senders)
+    policy._exports._turns.clear()
+
+
+def gather_on_all(host: Any) -> int:
+    """Hide from a rank that its backend hands out parts."""
+    worker = host._worker
+    worker._hidden = worker._collector or worker._hidden
+    worker._collector = None
+    return 0
+
+
+def collect_on_senders(host: Any) -> int:
+    """Undo `gather_on_all`."""
+    worker = host._worker
+    worker._collector = worker._collector or worker._hidden
+    return 0
+
+
+def received_bytes(host: Any) -> int:
+    """Bytes that this process has received over its open TCP connections."""
+    total = 0
+    for name in os.listdir("/proc/self/fd"):
+        # It may be closed meanwhile, or be no socket.
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as copy:
+            if copy.family in (socket.AF_INET, socket.AF_INET6):
+                found = copy.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
+                total += struct.unpack_from("Q", found, BYTES_RECEIVED_AT)[0]
+    return total
 
 
 def sizes(model: Path) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ from rl_models.generation.megatron import MegatronGenerationBackend
 from rl_models.training.global_batch import SkippedSteps
 from rl_models.training.megatron import MegatronTrainingBackend
 from rl_models.types import LossInputType, LossType, SamplingParams
+from rl_models.weight_request import WeightRequest
+from rl_models.weights.collecting import ShardedWeights, WeightCollector
 
 
 class Loss:
@@ -133,6 +136,27 @@ def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):
     return max((found[n] - expected[n]).abs().max().item() for n in expected)
 
 
+def check_collected(backend: MegatronTrainingBackend) -> dict[str, Any]:
+    """Compare what ranks send in turns with what each of them gathers."""
+
+    def held(request: WeightRequest) -> ShardedWeights:
+        return backend.sharded_weights(request.precision, request.kind)
+
+    collector = WeightCollector(backend.ranks, held)
+    request = WeightRequest(1, "float32", 4096, 60.0)
+    turns = collector.turns(request)
+    own: dict[str, torch.Tensor] = {}
+    for bucket in collector.buckets(replace(request, turns=turns)):
+        own |= {name: value.clone() for name, value in bucket or ()}
+    whole = dict(backend.export_weights("float32"))
+    return {
+        "names": list(own),
+        "all": sorted(whole),
+        "same": all(torch.equal(own[n], whole[n]) for n in own),
+        "dtypes": all(own[n].dtype == whole[n].dtype for n in own),
+    }
+
+
 def measure(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
     model = folder / cell["model"]
     known = torch.load(model / "expected.pt")
@@ -147,6 +171,7 @@ def measure(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
         "specs": [[n, list(v.shape)] for n, v in specs.items()]
         == [[n, list(v.shape)] for n, v in weights.items()],
     }
+    found["collected"] = check_collected(backend)
     mine = share(backend, data)
     rows = share(backend, BatchedDataDict(logprobs=known["logprobs"]))["logprobs"]
     logprobs = backend.get_logprobs(mine, micro_batch_size=3)
@@ -227,6 +252,7 @@ def measure_bfloat16(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
     dtypes = {str(p.dtype) for chunk in chunks for p in chunk.parameters()}
     same = backend.get_logprobs(mine, micro_batch_size=3, reference=True)
     return {
+        "collected": check_collected(backend),
         "same_weights": all(
             torch.equal(before[n], known["weights"][n]) for n in before
         ),

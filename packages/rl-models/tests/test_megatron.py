@@ -302,6 +302,16 @@ def test_each_layout_computes_what_one_process_computes(measured, cell):
         assert cell in ALONE or found["deadline_s"] == 77.0
 
 
+@pytest.mark.parametrize("cell", [*ALONE, *PAIRS, *HALVES, *FOURS])
+def test_each_tensor_is_collected_on_one_rank(measured, cell):
+    ranks = [found["collected"] for found in measured[1][cell]]
+    assert sorted(name for found in ranks for name in found["names"]) == ranks[0]["all"]
+    for found in ranks:
+        assert found["same"], "bitwise what every rank gathers"
+        assert found["dtypes"]
+        assert found["names"], "every rank sends some"
+
+
 @pytest.mark.parametrize("cell", HALVES)
 def test_weights_in_bfloat16_are_trained_by_masters_in_float32(measured, cell):
     for found in measured[1][cell]:

@@ -15,8 +15,13 @@ from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import WorkerDiedError
 from rl_models.config import PolicyConfig
+from rl_models.errors import WeightSyncError
+from rl_models.generation.config import GenerationConfig
+from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.training_policy import TrainingPolicy
 from rl_models.testing import TokenCrossEntropy
+from rl_models.weights.config import WeightSyncConfig
+from rl_models.weights.sync import WeightSynchronizer
 
 pytestmark = pytest.mark.slow
 
@@ -100,3 +105,60 @@ def test_the_others_are_released_with_the_cause(
             assert left == []
         finally:
             policy.shutdown()
+
+
+@pytest.mark.parametrize("transport", ["object_store", "shared_memory"])
+@pytest.mark.parametrize("layout", ["data", "pipeline"])
+def test_a_sync_in_which_a_rank_dies_ends_with_the_cause(
+    ray_cluster, tiny_folder, layout, transport
+):
+    # A tensor per bucket, so that both ranks send and wait for each other often.
+    settings = WeightSyncConfig(
+        transport=transport, bucket_bytes=1, probe={"period": 0}
+    )
+    with RayVirtualCluster(
+        [2], use_gpus=False, max_colocated_worker_groups=2
+    ) as cluster:
+        config = PolicyConfig.from_dict(
+            {"model_name": str(tiny_folder), **LAYOUTS[layout]}
+        )
+        policy = TrainingPolicy(cluster, config)
+        generation = GenerationPolicy(
+            cluster,
+            GenerationConfig(max_new_tokens=4, num_replicas=1),
+            model_name=tiny_folder,
+            load_weights=False,
+        )
+        sync = WeightSynchronizer(policy, generation, settings)
+        try:
+            workers = [psutil.Process(worker.pid) for worker in policy.group.health()]
+            sync.sync_weights()
+            policy.group.workers[1].__ray_call__.remote(_die_while_packing)
+            began = time.monotonic()
+            with pytest.raises(
+                WeightSyncError, match=r"(?s)worker 1 of group 'policy'.*SIGKILL"
+            ):
+                sync.sync_weights()
+            assert time.monotonic() - began < RELEASED_S
+            _, left = psutil.wait_procs(workers, 60)
+            assert left == []
+        finally:
+            sync.close()
+            generation.shutdown()
+            policy.shutdown()
+
+
+def _die_while_packing(host):
+    """Kill this rank at the third bucket that it packs."""
+    import rl_models.weights.sending as sending  # noqa: PLC0415
+
+    class Fatal(sending.BlockPacker):
+        count = 0
+
+        def block(self, bucket):
+            Fatal.count += 1
+            if Fatal.count == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return super().block(bucket)
+
+    sending.BlockPacker = Fatal

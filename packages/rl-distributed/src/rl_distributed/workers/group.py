@@ -35,6 +35,7 @@ from rl_distributed.workers.layout import WorkerSeat, lay_out_workers
 from rl_distributed.workers.policy import FailFast, FailurePolicy, Restart
 from rl_distributed.workers.processes import end_processes, is_stopped
 from rl_distributed.workers.supervise import GroupSupervisor
+from rl_distributed.workers.thread_count import crowding
 from rl_distributed.workers.typed_calls import (
     AllCalls,
     EachCalls,
@@ -214,6 +215,21 @@ class RayWorkerGroup(Generic[W]):
     def world_size(self) -> int:
         """Number of workers."""
         return len(self._seats)
+
+    def warn_of_crowding(self, num_threads: int | None, key: str) -> None:
+        """Log a warning if the workers' threads outnumber the cores of a node.
+
+        Args:
+            num_threads: Threads that each worker computes with; None: not known.
+            key: Name of that setting in the user's configuration.
+        """
+        places = [
+            (worker.seat.slot.address, worker.description.num_cores)
+            for worker in self._workers
+        ]
+        found = num_threads and crowding(self.name, places, num_threads, key)
+        if found:
+            logger.warning("%s", found)
 
     def incarnation(self, rank: int) -> int:
         """Return the number of processes that this rank has had before."""

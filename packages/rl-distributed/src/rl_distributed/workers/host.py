@@ -44,6 +44,7 @@ from rl_distributed.workers.cancellation import (
 )
 from rl_distributed.workers.journal import log_error, log_made, log_start
 from rl_distributed.workers.output import hide_secrets_in_output
+from rl_distributed.workers.thread_count import usable_cores
 from rl_distributed.workers.worker_class import (
     LaunchOverrides,
     ask_configuration,
@@ -110,6 +111,8 @@ class WorkerDescription:
     """Whether it reached the driver with its signs of life."""
     environment: Any = None
     """The attribute `actor_environment` of the class; None: it has none."""
+    num_cores: int = 1
+    """Cores of the node that it may run on."""
 
 
 class WorkerHost:
@@ -199,6 +202,7 @@ class WorkerHost:
             overrides,
             self._is_watched,
             getattr(cls, "actor_environment", None),
+            usable_cores(),
         )
 
     def construct(self, *args: Any, **kwargs: Any) -> None:

@@ -172,6 +172,10 @@ class GenerationReplicas:
         self.all = Broadcast(self.workers, self.replicas)
         """Calls on all of them."""
         try:
+            if not self.cluster.use_gpus:
+                self.group.warn_of_crowding(
+                    config.num_threads, "policy.generation.num_threads"
+                )
             self._set_up(range(self.workers.num_replicas))
         except BaseException:
             # Nobody else has the group yet, so its processes would stay.

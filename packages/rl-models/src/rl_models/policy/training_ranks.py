@@ -73,6 +73,8 @@ class TrainingRanks:
             )
             raise
         try:
+            if not cluster.use_gpus:
+                self.group.warn_of_crowding(config.num_threads, f"{name}.num_threads")
             frees = self.call_all("setup", deadline_s=config.start_deadline_s)
         except BaseException:
             # By force: ranks that have failed cannot shut down in an orderly way.
