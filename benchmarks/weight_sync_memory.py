@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import socket
+import stat
 import statistics
 import struct
 import sys
@@ -222,11 +223,14 @@ def received_bytes(host: Any) -> int:
     """Bytes that this process has received over its open TCP connections."""
     total = 0
     for name in os.listdir("/proc/self/fd"):
-        # It may be closed meanwhile, or be no socket.
-        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as copy:
-            if copy.family in (socket.AF_INET, socket.AF_INET6):
-                found = copy.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
-                total += struct.unpack_from("Q", found, BYTES_RECEIVED_AT)[0]
+        # It may be closed meanwhile.
+        with suppress(OSError):
+            if not stat.S_ISSOCK(os.stat(f"/proc/self/fd/{name}").st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as copy:
+                if copy.family in (socket.AF_INET, socket.AF_INET6):
+                    found = copy.getsockopt(socket.IPPROTO_TCP, TCP_INFO, 256)
+                    total += struct.unpack_from("Q", found, BYTES_RECEIVED_AT)[0]
     return total
 
 

@@ -102,7 +102,8 @@ class TrainingWorker:
         # A new sender, because the tensors of the next model are others.
         ranks = Ranks.from_environment()
         self._collector: WeightCollector | None = None
-        if not lacking(self._backend, ShardedExport):
+        # A rank alone has all tensors whole, and saves describing its parts of them.
+        if ranks.world_size > 1 and not lacking(self._backend, ShardedExport):
             self._collector = WeightCollector(ranks, self._held)
         self._sender = WeightSender(self._buckets, ranks.rank)
         self._sampler = WorkerSampler(self._config, self._backend)
