@@ -103,7 +103,10 @@ class Counting:
 
     def start_weight_export(self, request, link=None):
         export = self.trainer.start_weight_export(request, link)
-        parts = ray.get(list(export.messages), timeout=60) if link is None else []
+        calls = export.messages if link is None else ()
+        if request.turns:
+            calls = [call for of_rank in calls for call in of_rank]
+        parts = ray.get(list(calls), timeout=60)
         blocks = [block for part in parts for _, block in part if block is not None]
         num_bytes = sum(decode(block).nbytes for block in blocks)
         self.sent.append((request.kind, num_bytes))

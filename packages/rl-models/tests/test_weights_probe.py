@@ -40,7 +40,7 @@ class Trainer:
         self.worker.setup()
 
     def start_weight_export(self, request, link=None):
-        assert self.worker.num_weight_buckets(request) == 1
+        assert self.worker.weight_turns(request) == (0,)
         messages = self.worker.export_weights(request, 0, is_last=True)
         return Pending(lambda left_s: [None], (messages,))
 
@@ -139,7 +139,7 @@ def test_versions_follow_each_other_without_a_fault(sync, trainer):
 
 def test_a_tensor_that_the_trainer_drops(sync, trainer):
     export = trainer.worker._backend.export_weights
-    trainer.worker._sender._export = lambda precision: (
+    trainer.worker._exported = lambda precision: (
         pair for pair in export(precision) if pair[0] != O_PROJ.format(1)
     )
     with pytest.raises(WeightSyncError, match=r"replica 0.*1\.self_attn\.o_proj.*miss"):
@@ -155,7 +155,7 @@ def test_two_tensors_that_the_trainer_swaps(sync, trainer, generation):
         for name in pairs:
             yield name, pairs[other.get(name, name)]
 
-    trainer.worker._sender._export = swapped
+    trainer.worker._exported = swapped
     with pytest.raises(
         WeightSyncError, match=r"replica 0 does not.*replica 1 does not.*export"
     ):
@@ -248,7 +248,7 @@ def test_a_truncated_transfer(sync, trainer, generation):
 
 def test_weights_that_are_not_numbers(sync, trainer):
     export = trainer.worker._backend.export_weights
-    trainer.worker._sender._export = lambda precision: (
+    trainer.worker._exported = lambda precision: (
         (name, torch.full_like(tensor, torch.nan)) for name, tensor in export(precision)
     )
     with pytest.raises((WeightSyncError, GenerationError)):

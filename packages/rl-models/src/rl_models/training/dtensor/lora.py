@@ -167,8 +167,10 @@ class Adapters:
         Args:
             parts: The whole parameters that `sources` names.
         """
-        base, *pair = parts
-        return with_adapter(base, *pair, self._config.scale) if pair else base
+        if len(parts) == 1:
+            return parts[0]
+        base, a, b = parts
+        return with_adapter(base, a, b, self._config.scale)
 
     def save(self, parts: Iterable[tuple[str, Tensor]], folder: Path) -> None:
         """Write the adapters as peft does.
