@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
     from rl_distributed.timing.timer import Timer
     from rl_distributed.transfer import Manifest
-    from rl_models.weight_request import Pending, WeightKind, WeightRequest
-    from rl_models.weights.collecting import ShardedWeights
+    from rl_models.weight_request import Pending, WeightRequest
 
 __all__ = [
     "GenerationBackend",
@@ -48,7 +47,6 @@ __all__ = [
     "LossFunction",
     "PaddedRows",
     "PolicyInterface",
-    "ShardedExport",
     "TrainingBackend",
     "TrainingMemory",
     "lacking",
@@ -389,21 +387,6 @@ class AdapterExport(Protocol):
         self, precision: str, *, with_base: bool
     ) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors of adapters, and of the base if asked; see `export_weights`."""
-        ...
-
-
-class ShardedExport(Protocol):
-    """Optional part of a `TrainingBackend`: parts of the weights, for a sync.
-
-    Without it, every rank gathers each tensor and rank 0 sends it.
-    """
-
-    def sharded_weights(self, precision: str, kind: WeightKind) -> ShardedWeights:
-        """Return what this rank holds of the tensors of a sync.
-
-        They are those of `export_weights`, or for another kind than `merged` those of
-        `export_adapters`. Parts are read until the next method is called.
-        """
         ...
 
 

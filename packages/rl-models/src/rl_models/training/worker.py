@@ -14,7 +14,6 @@ from rl_models.interfaces import (
     AdapterExport,
     LiveOptimizer,
     LossFunction,
-    ShardedExport,
     TrainingMemory,
     lacking,
 )
@@ -36,7 +35,7 @@ from rl_models.types import (
     ValueOutputSpec,
 )
 from rl_models.weight_request import WeightRequest
-from rl_models.weights.collecting import Bucket, WeightCollector
+from rl_models.weights.collecting import Bucket, ShardedExport, WeightCollector
 from rl_models.weights.sending import Message, WeightSender, whole_buckets
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -26,10 +26,9 @@ from torch import Tensor
 from rl_distributed.transfer.messages import tensor_buckets
 from rl_models.checkpoint.sharded import Box
 from rl_models.errors import WeightSyncError
-from rl_models.training.process_group import Ranks
-from rl_models.weight_request import WeightRequest
+from rl_models.weight_request import WeightKind, WeightRequest
 
-__all__ = ["Bucket", "ShardedWeights", "WeightCollector"]
+__all__ = ["Bucket", "RankPlace", "ShardedExport", "ShardedWeights", "WeightCollector"]
 
 Bucket: TypeAlias = "list[tuple[str, Tensor]]"
 """Tensors that travel together."""
@@ -40,6 +39,25 @@ _NUM_TAGS = 1 << 20
 def _only(parts: Sequence[Tensor]) -> Tensor:
     (part,) = parts
     return part
+
+
+class RankPlace(Protocol):
+    """A rank among all, such as `training.process_group.Ranks`."""
+
+    @property
+    def rank(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where it exchanges tensors."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -65,6 +83,21 @@ class ShardedWeights:
         return self.sources.get(name, (name,))
 
 
+class ShardedExport(Protocol):
+    """Optional part of a `TrainingBackend`: parts of the weights, for a sync.
+
+    Without it, every rank gathers each tensor and rank 0 sends it.
+    """
+
+    def sharded_weights(self, precision: str, kind: WeightKind) -> ShardedWeights:
+        """Return what this rank holds of the tensors of a sync.
+
+        They are those of `export_weights`, or for another kind than `merged` those of
+        `export_adapters`. Parts are read until the next method is called.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class _Plan:
     """What the ranks hold, and which tensors travel together."""
@@ -85,7 +118,7 @@ class WeightCollector:
     """
 
     def __init__(
-        self, ranks: Ranks, weights: Callable[[WeightRequest], ShardedWeights]
+        self, ranks: RankPlace, weights: Callable[[WeightRequest], ShardedWeights]
     ) -> None:
         self._ranks = ranks
         self._weights = weights
@@ -123,7 +156,9 @@ class WeightCollector:
         return self._plans[key]
 
 
-def _planned(ranks: Ranks, weights: ShardedWeights, request: WeightRequest) -> _Plan:
+def _planned(
+    ranks: RankPlace, weights: ShardedWeights, request: WeightRequest
+) -> _Plan:
     boxes: list[Any] = [weights.boxes]
     if ranks.world_size > 1:
         boxes = [None] * ranks.world_size
@@ -203,7 +238,7 @@ class _Collection:
 
     def __init__(
         self,
-        ranks: Ranks,
+        ranks: RankPlace,
         weights: ShardedWeights,
         plan: _Plan,
         request: WeightRequest,
