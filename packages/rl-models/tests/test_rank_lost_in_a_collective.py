@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import ray
 import torch
 from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -133,7 +134,8 @@ def test_a_sync_in_which_a_rank_dies_ends_with_the_cause(
         try:
             workers = [psutil.Process(worker.pid) for worker in policy.group.health()]
             sync.sync_weights()
-            policy.group.workers[1].__ray_call__.remote(_die_while_packing)
+            call = policy.group.workers[1].__ray_call__.remote(_die_while_packing)
+            ray.get(call, timeout=60)
             began = time.monotonic()
             with pytest.raises(
                 WeightSyncError, match=r"(?s)worker 1 of group 'policy'.*SIGKILL"
