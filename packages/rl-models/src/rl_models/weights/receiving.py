@@ -14,9 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayError
 
 from rl_distributed.batch.tensor_buffers import decode
 from rl_distributed.errors import DeadlineExceededError, DistributedError, TransferError
@@ -79,8 +77,12 @@ class MessageReceiver:
 
 def _fetch(part: Any, deadline_s: float) -> list[Message]:
     # A part may be the messages themselves, as in tests and with a local trainer.
-    if not isinstance(part, ray.ObjectRef):
+    if isinstance(part, Sequence):
         return list(part)
+    # Here, because a worker also runs where there is no Ray, and gets no references.
+    import ray  # noqa: PLC0415
+    from ray.exceptions import GetTimeoutError, RayError  # noqa: PLC0415
+
     try:
         messages: list[Message] = ray.get(part, timeout=deadline_s)
     except GetTimeoutError as error:
