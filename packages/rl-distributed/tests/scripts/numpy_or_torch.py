@@ -22,6 +22,7 @@ from rl_distributed.batch.arrays import to_numpy
 from rl_distributed.batch.tensor_buffers import EncodedTensor, decode
 from rl_distributed.collectives import process_group
 from rl_distributed.extras import installed_torch
+from rl_distributed.queues import BoundedQueue
 from rl_distributed.testing import check_transfer
 
 # Workers find their class here by the module's name.
@@ -186,7 +187,7 @@ def check_workers():
     assert results["values"].tolist() == [2.0 * row for row in range(8)]
     loaded = group.run_all_workers_single_data("has_torch")
     assert group.get_all_worker_results(loaded) == [HAS_TORCH] * 2
-    queue = rd.BoundedQueue.create(2)
+    queue = BoundedQueue.create(2)
     queue.put(sample(), deadline_s=DEADLINE_S)
     same(queue.get(deadline_s=DEADLINE_S), sample())
     group.shutdown()
