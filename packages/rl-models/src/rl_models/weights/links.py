@@ -178,7 +178,7 @@ class WeightLinks:
         failures: list[DistributedError] = []
         limit_s = self._config.link_deadline_s
         for _ in range(_ATTEMPTS):
-            link = self._make_all(transport, version, count, senders)
+            link = self._build_all(transport, version, count, senders)
             failures = self._open(link, limit_s)
             if not failures:
                 return link
@@ -210,7 +210,7 @@ class WeightLinks:
         found = [failure_of(side, until_s - time.monotonic()) for side in sides]
         return [error for error in found if error is not None]
 
-    def _make_all(
+    def _build_all(
         self, transport: str, version: int, count: int, senders: tuple[int, ...]
     ) -> TensorLink | LinkSet:
         if senders == (0,):
