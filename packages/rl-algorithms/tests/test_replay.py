@@ -219,7 +219,9 @@ def test_what_cannot_be_replayed_is_refused(grpo_run, replay, tmp_path):
     lines.write_text("".join(kept[1:]))
     with pytest.raises(ConfigError, match="start is missing"):
         replay(folder)
-    lines.write_text(kept[0].replace('"algorithm":"grpo"', '"algorithm":"mine"'))
+    lines.write_text(
+        kept[0].replace('"algorithm":"grpo"', '"algorithm":"unregistered"')
+    )
     lines.write_text(lines.read_text() + "".join(kept[1:2]))
     with pytest.raises(ConfigError, match=r"trainer_class=\.\.\."):
         replay(folder)
