@@ -265,7 +265,7 @@ class TestAsynchronous:
         assert f"the run goes back to step {back_to}" in warning
 
     def test_after_the_last_step(self, tiny_model, tmp_path, pool, whole_ahead):
-        # The schedule has ended by then, and begins anew.
+        # The schedule has ended by then, and a new one starts.
         killer = Killer((5, "checkpointing"))
         settings = {**ahead(0), "save_period": 5}
         found = run(tiny_model, tmp_path / "run", pool, killer, **settings)

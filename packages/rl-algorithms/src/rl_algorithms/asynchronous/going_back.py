@@ -7,7 +7,7 @@ saved groups that are not held (trained on since) ───> restored
 ```
 After the loss of a trainer at step n, its checkpoint has the weights after v <= n
 steps. Versions up to v are those of both, so their answers are as good as before.
-Versions above v will be made anew, with other weights.
+Versions above v will be published again, with other weights.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ _BODIES = {
     "bwrap|bash|sh|program*) ;; *) exit 0;; esac; done; exit 1",
     "environment_of_first": "tr '\\0' '\\n' < /proc/1/environ | grep =",
     "memory_of_first": "head -c 1 /proc/1/mem",
-    "files_of_first": "cat /proc/1/root/etc/passwd",
+    "files_of_first": "cd /proc/1/root && cat etc/passwd",
     "write_input": "echo x >&0",
     "own_input_again": "echo x > /proc/self/fd/0",
     "find_channel": "for f in /proc/self/fd/*; do case ${f##*/} in 0|1|2|255) ;; "
