@@ -47,6 +47,23 @@ def test_answers_fill_the_context_that_is_left_unless_a_length_is_given(
     assert "leaves room for 0 beside max_new_tokens=128" in capsys.readouterr().err
 
 
+def test_answers_of_a_run_are_as_long_as_in_training(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step = tmp_path / "step_3"
+    shutil.copytree(model, step / "policy" / "weights")
+    tokens = {}
+    # A section that is null is what a run without sampling has.
+    for name, generation in (("short", {"max_new_tokens": 2}), ("none", None)):
+        (step / "config.yaml").write_text(
+            json.dumps({"policy": {"generation": generation}})
+        )
+        assert _run(["generate", str(step), "12=", "--json", "-n", "8"], False) == 0
+        rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+        tokens[name] = max(row["num_tokens"] for row in rows)
+    assert tokens["short"] == 2 < tokens["none"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

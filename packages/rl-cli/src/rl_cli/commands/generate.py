@@ -26,8 +26,9 @@ _LONGEST_ANSWER = 128
 @click.option("-n", "--num-samples", type=Whole(most=1_000_000), default=1,
               show_default=True, help="Answers per prompt.")  # fmt: skip
 @click.option("--max-new-tokens", type=Whole(),
-              help="Maximum answer length, in tokens; default: 128, or the rest of the "
-              "model's context.")  # fmt: skip
+              help="Maximum answer length, in tokens; default: that of the run which "
+              "trained the model, else 128, or the rest of the model's context.",
+              )  # fmt: skip
 @click.option("--greedy", is_flag=True, help="Pick the most probable tokens.")
 @click.option("--temperature", type=Number(above=0), default=1.0, show_default=True,
               help="Sampling temperature.")  # fmt: skip
@@ -72,11 +73,13 @@ def generate(
     from rl_models.checkpoint.hub import check_model  # noqa: PLC0415
 
     texts = _prompts(prompts, file)
-    sampling["stop_strings"] = list(sampling.pop("stop")) or None
-    # Without the option `sample` shortens this to the rest of the model's context.
-    sampling["max_new_tokens"] = max_new_tokens or _LONGEST_ANSWER
-    config = GenerationConfig.from_dict(sampling, source="the command line")
     folder = _model_folder(model)
+    sampling["stop_strings"] = list(sampling.pop("stop")) or None
+    # Without the option `sample` shortens this to the rest of the model's context. A
+    # model that has learned within a limit need not have learned to stop.
+    longest = max_new_tokens or _trained_length(folder) or _LONGEST_ANSWER
+    sampling["max_new_tokens"] = longest
+    config = GenerationConfig.from_dict(sampling, source="the command line")
     check_model(folder)
     # Imported last, which takes seconds: mistakes are reported at once.
     from rl_cli.console import Terminal  # noqa: PLC0415
@@ -131,3 +134,16 @@ def _model_folder(model: str) -> str:
     if inner.is_dir():
         return str(inner)
     return str(path) if path.is_dir() else model
+
+
+def _trained_length(folder: str) -> int | None:
+    """Return the longest answer of the run that saved a checkpoint; None: not known."""
+    from rl_distributed.config import load_config  # noqa: PLC0415
+
+    weights = Path(folder)
+    path = weights.parent.parent / "config.yaml"
+    if weights.parts[-2:] != ("policy", "weights") or not path.is_file():
+        return None
+    # Runs without sampling, such as SFT, have no section `generation`.
+    generation = (load_config(path).get("policy") or {}).get("generation") or {}
+    return generation.get("max_new_tokens")
