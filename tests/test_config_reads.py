@@ -42,6 +42,7 @@ EFFECTS = {
     "RolloutSettings.max_failed_rate": (
         "packages/rl-algorithms/tests/test_rollout_outcomes.py"
     ),
+    "RetryConfig.resample": "packages/rl-algorithms/tests/test_rollout_outcomes.py",
     "TlsFiles.authority": "packages/rl-distributed/tests/test_ray_attach.py",
     "TlsFiles.certificate": "packages/rl-distributed/tests/test_ray_attach.py",
     "TlsFiles.key": "packages/rl-distributed/tests/test_ray_attach.py",

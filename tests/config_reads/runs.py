@@ -66,8 +66,13 @@ def signed(prompt: str, response: str) -> float:
     return 1.0 if response[:1].isdigit() else -1.0
 
 
+def even(prompt: str, response: str) -> float:
+    """Reward an even first character, which half of the answers of any model have."""
+    return float(ord(response[:1] or " ") % 2 == 0)
+
+
 def train_on_rows(model: str) -> None:
-    """Train on rows that are given: SFT in two layouts, DPO, a reward model."""
+    """Train on given rows: SFT in two layouts and streamed, DPO, a reward model."""
     rows = {"train_global_batch_size": 4, **SHORT}
     KeyFile("keys.json").create("reader", "viewer")
     rl.train(
@@ -90,6 +95,17 @@ def train_on_rows(model: str) -> None:
         ANSWERS,
         algorithm="sft",
         **{**rows, "policy.dynamic_batching.train_mb_tokens": 128},
+    )
+    Path("answers.jsonl").write_text("".join(json.dumps(a) + "\n" for a in ANSWERS))
+    rl.train(
+        model,
+        algorithm="sft",
+        **{
+            **rows,
+            "data.train.path": "answers.jsonl",
+            "data.streaming": True,
+            "data.streaming_shuffle_rows": 4,
+        },
     )
     rl.train(model, PAIRS, algorithm="dpo", **rows)
     judge = rl.train(model, PAIRS, algorithm="rm", **rows).model_path
@@ -158,6 +174,17 @@ def train_on_answers(model: str) -> None:
             "grpo.reward_scaling": {"source_min": -1.0},
             "grpo.reward_shaping.max_response_length": 4,
             "grpo.reward_shaping.overlong_buffer_length": 2,
+        },
+    )
+    rl.train(
+        model,
+        PROMPTS,
+        reward_fn=even,
+        **{
+            **SAMPLED,
+            **SHORT,
+            "grpo.use_dynamic_sampling": True,
+            "grpo.dynamic_sampling_max_gen_batches": 20,
         },
     )
     rl.train(

@@ -14,7 +14,7 @@ _READS = os.path.join(os.path.dirname(__file__), "reads.txt")
 _HOME = "rl_distributed.config.base"
 _PACKAGES = ("rl_distributed", "rl_models", "rl_envs", "rl_algorithms", "rl_cli")
 # What copies, compares, checks or shows whole sections reads all of their keys.
-_WHOLESALE = ("rl_distributed.config.", "rl_algorithms.trainers.settings.explain")
+_WHOLESALE = ("rl_distributed.config.", "rl_algorithms.trainers.settings.unused_keys")
 
 
 def _watch(module):
