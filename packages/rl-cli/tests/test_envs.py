@@ -83,7 +83,10 @@ def test_the_list_says_what_there_is(capsys: Capture) -> None:
     text = " ".join(capsys.readouterr().out.split())
     for row in listed.values():
         assert row["name"] in text
-        assert row["extra_installed"] or f"{row['extra']} (missing)" in text
+        by_itself = row["builds_its_extra"]
+        state = "(installed when first used)" if by_itself else "(missing)"
+        assert row["extra_installed"] or f"{row['extra']} {state}" in text
+    assert [n for n, row in listed.items() if row["builds_its_extra"]] == ["verifiers"]
 
 
 def test_a_world_passes(capsys: Capture) -> None:

@@ -65,8 +65,8 @@ def test_every_family_makes_a_task_and_scores_its_own_answer(
     families = tasks.families()
     assert len(families) >= 105
     assert sum(families.values()) >= 101
-    # Sokoban searches until a level can be solved, for a hundredth of a second with most
-    # seeds and for 11 s with 11.
+    # Sokoban searches until a level can be solved: 11 s with seed 11, where most seeds
+    # take a hundredth of a second.
     rows = [
         tasks._task_of(name, 3 if name == "sokoban" else 11).to_row()
         for name in families

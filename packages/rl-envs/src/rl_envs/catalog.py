@@ -28,7 +28,9 @@ class CatalogEntry:
     extra: str = ""
     """Extra to install for it, such as `rl-envs[math]`; empty: none."""
     extra_installed: bool = True
-    """True if every package of the extra is installed."""
+    """True if every package of the extra is installed here."""
+    builds_its_extra: bool = False
+    """True if the extra is installed into an environment of its own when first used."""
     runs_programs: bool = False
     """True if it runs responses as programs, in the sandbox."""
     problem: str = ""
@@ -72,6 +74,7 @@ def _entry(name: str) -> CatalogEntry:
         "" if many is None else "many" if many else "one",
         extra,
         installed,
+        bool(getattr(found, "builds_its_extra", False)),
         bool(getattr(found, "runs_programs", False)),
     )
 

@@ -105,6 +105,9 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     users and checked by `check_environment`; `step` alone decides when a row ends."""
     runs_programs: ClassVar[bool] = False
     """True if responses are run as programs, in `rl_envs.sandbox`."""
+    builds_its_extra: ClassVar[bool] = False
+    """True if the extra of its name is installed into an environment of its own when
+    first used, so that it need not be installed beside."""
     calls_at_once: int = 1
     """Number of concurrent calls, one per thread, that the object supports. A run that
     samples ahead of training (`grpo.asynchronous`) makes up to this many, each for the

@@ -90,6 +90,8 @@ def list_(as_json: bool) -> None:
 
 def _cells(entry: CatalogEntry, sandbox: str) -> tuple[str, ...]:
     state = "" if entry.extra_installed else " (missing)"
+    if state and entry.builds_its_extra:
+        state = " (installed when first used)"
     return (
         entry.name,
         entry.package,

@@ -35,6 +35,7 @@ class VerifiersEnvironment(AgentEnvironment):
     """
 
     config_class = VerifiersConfig
+    builds_its_extra = True
 
     def __init__(self, config: VerifiersConfig) -> None:
         self._settings = config
