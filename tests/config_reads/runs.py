@@ -90,12 +90,6 @@ def train_on_rows(model: str) -> None:
             "control.keys_file": "keys.json",
         },
     )
-    rl.train(
-        model,
-        ANSWERS,
-        algorithm="sft",
-        **{**rows, "policy.dynamic_batching.train_mb_tokens": 128},
-    )
     Path("answers.jsonl").write_text("".join(json.dumps(a) + "\n" for a in ANSWERS))
     rl.train(
         model,
@@ -105,6 +99,7 @@ def train_on_rows(model: str) -> None:
             "data.train.path": "answers.jsonl",
             "data.streaming": True,
             "data.streaming_shuffle_rows": 4,
+            "policy.dynamic_batching.train_mb_tokens": 128,
         },
     )
     rl.train(model, PAIRS, algorithm="dpo", **rows)
@@ -165,26 +160,17 @@ def train_on_answers(model: str) -> None:
     rl.train(
         model,
         PROMPTS,
-        reward_fn=signed,
-        **{
-            **SAMPLED,
-            **SHORT,
-            "grpo.adv_estimator.name": "reinforce_plus_plus",
-            "policy.sequence_packing.train_mb_tokens": 128,
-            "grpo.reward_scaling": {"source_min": -1.0},
-            "grpo.reward_shaping.max_response_length": 4,
-            "grpo.reward_shaping.overlong_buffer_length": 2,
-        },
-    )
-    rl.train(
-        model,
-        PROMPTS,
         reward_fn=even,
         **{
             **SAMPLED,
             **SHORT,
             "grpo.use_dynamic_sampling": True,
             "grpo.dynamic_sampling_max_gen_batches": 20,
+            "grpo.adv_estimator.name": "reinforce_plus_plus",
+            "policy.sequence_packing.train_mb_tokens": 128,
+            "grpo.reward_scaling": {"source_min": -1.0},
+            "grpo.reward_shaping.max_response_length": 4,
+            "grpo.reward_shaping.overlong_buffer_length": 2,
         },
     )
     rl.train(
