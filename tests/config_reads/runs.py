@@ -67,7 +67,7 @@ def signed(prompt: str, response: str) -> float:
 
 
 def even(prompt: str, response: str) -> float:
-    """Reward an even first character, which half of the answers of any model have."""
+    """Reward an even first character: two answers of a prompt often differ in it."""
     return float(ord(response[:1] or " ") % 2 == 0)
 
 
