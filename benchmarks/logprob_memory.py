@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--side", choices=SIDES)
     options = parser.parse_args()
     if options.chunk is None:
-        chosen = logit_chunk_size(None, options.tokens, VOCABULARY)
+        chosen = logit_chunk_size(None, options.tokens, VOCABULARY, on_gpu=False)
         options.chunk = chosen or options.tokens
     if options.side is not None:
         line = measure(options.side, options.tokens, options.chunk)

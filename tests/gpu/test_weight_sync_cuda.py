@@ -1,4 +1,7 @@
-"""Weights from a trainer to a replica on the same GPU, over every way that fits."""
+"""Weights from a trainer to a replica on the same GPU, over every way that fits.
+
+Both are actors of Ray, without which these tests are skipped.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+
+pytest.importorskip("ray")
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.testing import local_ray

@@ -269,7 +269,9 @@ def test_logits_in_chunks_are_counted_as_such() -> None:
         {**_SIZES, "model_type": "llama", "vocab_size": 150_000}, "m"
     )
 
-    def logits(num_positions: int, asked: int | None, **settings: Any) -> int:
+    def logits(
+        num_positions: int, asked: int | None, *, on_gpu: bool = False, **settings: Any
+    ) -> int:
         policy = PolicyConfig(
             model_name="m",
             max_total_sequence_length=64,
@@ -278,11 +280,12 @@ def test_logits_in_chunks_are_counted_as_such() -> None:
         part = MicroBatch(num_positions, num_positions)
         return model_memory(
             shape, policy, Layout(), training=part, passing=part,
-            num_micro_batches=1, on_gpu=True, **settings,
+            num_micro_batches=1, on_gpu=on_gpu, **settings,
         ).logits  # fmt: skip
 
     whole = logits(8192, 0)
     assert logits(8192, 64) == whole // 128
     assert logits(8192, None) < whole // 32
+    assert whole // 32 < logits(8192, None, on_gpu=True) < whole // 4
     assert logits(8192, None, keeps_logits=True) == whole
     assert logits(1024, None) == whole // 8

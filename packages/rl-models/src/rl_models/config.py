@@ -159,7 +159,7 @@ class DTensorConfig(Config):
     """Positions whose logits are there at once when log-probs are computed; others are
     computed one chunk after the other, and again in the backward pass: less memory, one
     more product with the head; 0: all at once; null: all at once while their logits
-    take 1 GiB at most, else as many as take 64 MiB."""
+    take 1 GiB at most, else as many as take 64 MiB, on a GPU 1 GiB."""
     deadline_s: float = Field(600.0, gt=0)
     """A collective that has not ended by then is reported."""
 

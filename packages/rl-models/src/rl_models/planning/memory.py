@@ -337,7 +337,9 @@ class _Parts:
         vocabulary = self._shape.vocab_size // self._layout.vocabulary_parts(
             self._shape
         )
-        chunk = logit_chunk_size(self.logit_chunk_size, count, vocabulary)
+        chunk = logit_chunk_size(
+            self.logit_chunk_size, count, vocabulary, on_gpu=self._on_gpu
+        )
         copies = 2 if self._policy.logprob_temperature == 1.0 else 3
         per_entry = 4 * copies if self._compute_bytes == 4 else 10 + 2 * training
         return per_entry * min(count, chunk or count) * vocabulary

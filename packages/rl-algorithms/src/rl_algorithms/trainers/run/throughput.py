@@ -1,19 +1,12 @@
 """Throughput of a step, and the model FLOPs utilization (MFU) of training.
 
-The operations of a training step are those that the model needs, regardless of
-recomputation and padding (PaLM, Chowdhery et al., arXiv:2204.02311, appendix B):
-
-    sum over rows of  6 N n + 12 L H Q n^2
-
-with n tokens in the row, N parameters that take part in a matrix product (the embedding
-table is only read), L layers, and H heads of Q dimensions. The utilization divides them
-by the time of `policy_training` and by the peak rate of all training workers.
+The utilization divides the operations of the model (`rl_models.planning.flops`) by the
+time of `policy_training` and by the peak rate of all training workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,80 +15,11 @@ from transformers import AutoConfig
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_distributed.logs.logging import get_logger
 from rl_models.model_traits import PolicyTraits
+from rl_models.planning.flops import ModelFlops, gpu_peak_tflops
 
-__all__ = ["PEAK_TFLOPS", "ModelFlops", "Throughput", "peak_tflops"]
+__all__ = ["Throughput", "peak_tflops"]
 
 _logger = get_logger(__name__)
-
-# Dense bfloat16 peaks from the vendors' data sheets. The first key contained in the
-# device's name counts, so longer names precede their prefixes ("H100 PCIe", "H100").
-PEAK_TFLOPS = {
-    "GB300": 2500.0,
-    "GB200": 2500.0,
-    "B300": 2250.0,
-    "B200": 2250.0,
-    "H200": 989.5,
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.5,
-    "H800": 989.5,
-    "H20": 148.0,
-    "A100": 312.0,
-    "A800": 312.0,
-    "A40": 149.7,
-    "A30": 165.0,
-    "A10": 125.0,
-    "L40S": 362.0,
-    "L40": 181.0,
-    "L4": 121.0,
-    "RTX 6000 Ada": 364.2,
-    "RTX 4090": 165.2,
-    "RTX 3090": 71.0,
-    "MI300X": 1307.4,
-    "MI250": 362.1,
-}
-_GATED = {"gemma", "gemma2", "llama", "mistral", "mixtral", "phi3", "qwen2", "qwen3"}
-_EXPERTS = {"mixtral", "qwen3_moe"}
-
-
-@dataclass(frozen=True)
-class ModelFlops:
-    """Number of operations of a training step of a decoder."""
-
-    matmul_parameters: int
-    """Number of parameters multiplied with each token; of experts, the active ones."""
-    attention_width: int
-    """Layers x heads x dimensions of a head."""
-
-    @classmethod
-    def of(cls, config: Any) -> ModelFlops | None:
-        """Read a Hugging Face configuration; return None for unknown architectures."""
-        kind = str(config.model_type)
-        # The formula assumes gated MLPs; a wrong count would look like a measurement.
-        if kind not in _GATED | _EXPERTS:
-            return None
-        hidden, layers = config.hidden_size, config.num_hidden_layers
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or hidden // heads
-        pairs = getattr(config, "num_key_value_heads", None) or heads
-        attention = 2 * hidden * head_dim * (heads + pairs)
-        inner = config.intermediate_size
-        mlp = 3 * hidden * inner
-        if kind in _EXPERTS:
-            experts = getattr(config, "num_experts", None) or config.num_local_experts
-            inner = getattr(config, "moe_intermediate_size", None) or inner
-            mlp = 3 * hidden * inner * config.num_experts_per_tok + hidden * experts
-        # The last term is the output layer; an input embedding is looked up, not
-        # multiplied.
-        total = layers * (attention + mlp) + hidden * config.vocab_size
-        return cls(total, layers * heads * head_dim)
-
-    def training(self, lengths: Any) -> float:
-        """Return the operations, forward and backward, for rows of these lengths."""
-        # float64, because sums of squared lengths exceed what float32 holds exactly.
-        lengths_B = torch.as_tensor(lengths, dtype=torch.float64)
-        tokens, squares = float(lengths_B.sum()), float(lengths_B.square().sum())
-        return 6 * self.matmul_parameters * tokens + 12 * self.attention_width * squares
 
 
 def peak_tflops(config: TrainerConfig) -> float | None:
@@ -105,8 +29,7 @@ def peak_tflops(config: TrainerConfig) -> float | None:
     if config.policy.precision != "bfloat16" or not torch.cuda.is_available():
         return None
     # The driver's GPU stands for those of the workers.
-    name = torch.cuda.get_device_name(0)
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+    return gpu_peak_tflops(torch.cuda.get_device_name(0))
 
 
 class Throughput:

@@ -59,9 +59,9 @@ class _Head:
         return logits.div_(self.cap).tanh_().mul_(self.cap)
 
     def scaled(self, logits: Tensor) -> Tensor:
-        """Return logits in float32, divided by the temperature; they may be changed."""
-        scaled = logits.float()
-        return scaled if self.scale == 1.0 else scaled.mul_(self.scale)
+        """Return logits divided by the temperature; they may be changed."""
+        # In float32, as half precision would round a second time.
+        return logits if self.scale == 1.0 else logits.float().mul_(self.scale)
 
     def chunks(self, count: int) -> Iterator[slice]:
         """Yield the positions of each chunk."""
@@ -89,29 +89,29 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head: _Head,
     ) -> Tensor:
         at, is_own = head.own(targets, weight.shape[0])
-        largest, total, chosen = hidden.new_empty(3, len(hidden), dtype=torch.float32)
+        found, log_sum, chosen = hidden.new_empty(3, len(hidden), dtype=torch.float32)
         # Cast once, and not for each chunk as autocast would.
         used, used_bias = _cast(weight, head.dtype), _cast(bias, head.dtype)
         for rows in head.chunks(len(hidden)):
             scaled = head.scaled(head.logits(hidden[rows], used, used_bias))
-            chosen[rows] = scaled.gather(-1, at[rows, None]).squeeze(-1) * is_own[rows]
-            # The log of the sum of exponentials in two steps, because its parts are
-            # combined over ranks below; without the largest number, `exp` would
-            # overflow.
-            largest[rows] = scaled.amax(dim=-1)
-            # Destroys the logits, which were read above.
-            total[rows] = scaled.sub_(largest[rows, None]).exp_().sum(dim=-1)
+            # One kernel reads the logits once; their largest number, the exponentials
+            # and the sum apart would pass over all of them four times.
+            logprobs = torch.log_softmax(scaled, dim=-1, dtype=torch.float32)
+            found[rows] = logprobs.gather(-1, at[rows, None]).squeeze(-1)
+            of_token = scaled.gather(-1, at[rows, None]).squeeze(-1).float()
+            log_sum[rows] = of_token - found[rows]
+            chosen[rows] = of_token * is_own[rows]
         if head.ranks is not None:
-            of_all = largest.clone()
-            dist.all_reduce(of_all, dist.ReduceOp.MAX, group=head.ranks.group)
+            largest = log_sum.clone()
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=head.ranks.group)
             # One collective for both. Only the rank with the token has a number in
             # `chosen`.
-            sums = torch.stack([total * (largest - of_all).exp(), chosen])
-            largest, (total, chosen) = of_all, head.ranks.total(sums)
-        log_sum = largest + total.log()
+            sums = torch.stack([(log_sum - largest).exp(), chosen])
+            total, chosen = head.ranks.total(sums)
+            log_sum = largest + total.log()
+            found = chosen - log_sum
         ctx.save_for_backward(hidden, weight, bias, at, is_own, log_sum)
         ctx.head = head
-        found: Tensor = chosen - log_sum
         return found
 
     @staticmethod
@@ -125,21 +125,27 @@ class _ChunkedLogprobs(torch.autograd.Function):
         of_weight = _zeros(weight) if needs_weight else None
         of_bias = _zeros(bias) if needs_bias else None
         factor = grads[0] * head.scale
+        # For each row, size (p - onehot) is computed, which takes one exponential of
+        # all logits; the sign goes into the products, which have fewer numbers.
+        size, sign = factor.abs(), -factor.sign()
+        shift = log_sum - size.log()
         for rows in head.chunks(len(hidden)):
             logits = head.logits(hidden[rows], used, used_bias)
             # The derivative of the cap. Before `scaled`, which changes logits in place.
             slope = None if head.cap is None else 1 - (logits.float() / head.cap) ** 2
-            weights = factor[rows, None]
-            gradient = head.scaled(logits).sub_(log_sum[rows, None]).exp_()
-            gradient.mul_(-weights)
-            gradient.scatter_add_(-1, at[rows, None], weights * is_own[rows, None])
+            scaled, at_rows = head.scaled(logits), at[rows, None]
+            of_token = scaled.gather(-1, at_rows).squeeze(-1).float() - log_sum[rows]
+            # Not by the matrix: half precision would lose the small difference of a
+            # likely token.
+            difference = (of_token.exp() - is_own[rows].float()) * size[rows]
+            gradient = _exponentials(scaled, shift[rows, None], slope, head.dtype)
             if slope is not None:
-                gradient.mul_(slope)
-            gradient = gradient.to(head.dtype)
+                difference *= slope.gather(-1, at_rows).squeeze(-1)
+            gradient.scatter_(-1, at_rows, difference[:, None].to(head.dtype))
             if of_hidden is not None:
-                of_hidden[rows] = gradient @ used
+                of_hidden[rows] = (gradient @ used) * sign[rows, None]
             if of_weight is not None:
-                states = hidden[rows].to(head.dtype)
+                states = (hidden[rows] * sign[rows, None]).to(head.dtype)
                 # `addmm_` needs equal data types; it saves a matrix of the weight's
                 # size.
                 if head.dtype == torch.float32:
@@ -147,7 +153,7 @@ class _ChunkedLogprobs(torch.autograd.Function):
                 else:
                     of_weight += gradient.T @ states
             if of_bias is not None:
-                of_bias += gradient.float().sum(dim=0)
+                of_bias += sign[rows] @ gradient.float()
         return (
             of_hidden,
             None if of_weight is None else of_weight.to(weight.dtype),
@@ -155,6 +161,21 @@ class _ChunkedLogprobs(torch.autograd.Function):
             None,
             None,
         )
+
+
+def _exponentials(
+    logits: Tensor, shift: Tensor, slope: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """Return exp(logits - shift) * slope, in place where the data types allow."""
+    if logits.dtype == torch.float32:
+        shifted = logits.sub_(shift)
+    else:
+        shifted = torch.sub(logits, shift)  # float32, by promotion
+    if slope is None and dtype != torch.float32:
+        # Rounded as it is written: no second pass over all of them.
+        return torch.exp(shifted, out=torch.empty_like(shifted, dtype=dtype))
+    shifted.exp_()
+    return (shifted if slope is None else shifted.mul_(slope)).to(dtype)
 
 
 def _cast(tensor: Any, dtype: torch.dtype) -> Any:

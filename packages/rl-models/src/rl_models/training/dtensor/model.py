@@ -266,7 +266,10 @@ class RankModel:
 
     def logit_chunk_size(self, num_positions: int) -> int | None:
         """Return the number of positions whose logits exist at once; None: all."""
-        return logit_chunk_size(self._chunk_size, num_positions, self._vocabulary)
+        on_gpu = self.ranks.device.type == "cuda"
+        return logit_chunk_size(
+            self._chunk_size, num_positions, self._vocabulary, on_gpu=on_gpu
+        )
 
     @property
     def has_head(self) -> bool:
