@@ -81,6 +81,13 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def matrix(session: nox.Session) -> None:
+    """Run the cells of matrices that `tests` covers by others (`-- rl-models`)."""
+    sync(session, "docs")
+    python(session, "tools/suites.py", "--matrix", *session.posargs)
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Count the lines of each package that its tests run (`-- rl-envs`)."""
     sync(session, "docs")

@@ -1,8 +1,9 @@
 """Run the test suites, two at a time, and show each one's output when it has ended.
 
-`python tools/suites.py [SUITE ...] [--coverage] [argument of pytest ...]`. The tests
-wait for processes about half of their time, so two suites fill two cores. One suite
-alone runs in the foreground.
+`python tools/suites.py [SUITE ...] [--coverage] [--matrix] [argument of pytest ...]`.
+The tests wait for processes about half of their time, so two suites fill two cores. One
+suite alone runs in the foreground. Cells of matrices that others cover, those marked
+`matrix`, run with `--matrix`, and then alone.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import time
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "suites"
@@ -34,6 +37,21 @@ NEWS_S = 60.0
 
 
 @dataclass(frozen=True)
+class Options:
+    """What is run of each suite."""
+
+    coverage: bool
+    """Also count lines."""
+    matrix: bool
+    """Only the cells of matrices that CI covers by others."""
+
+    def status(self, code: int) -> int:
+        """Return pytest's exit status; a suite may have no cell of a matrix."""
+        nothing_to_run = self.matrix and code == pytest.ExitCode.NO_TESTS_COLLECTED
+        return 0 if nothing_to_run else code
+
+
+@dataclass(frozen=True)
 class Suite:
     """A suite: the tests of a package, or those that cross packages (`workspace`)."""
 
@@ -44,11 +62,13 @@ class Suite:
         """The file of its output."""
         return LOGS / f"{self.name}.log"
 
-    def command(self, extra: list[str], *, coverage: bool) -> list[str]:
+    def command(self, extra: list[str], options: Options) -> list[str]:
         """Return the command that runs it."""
         is_workspace = self.name == "workspace"
         folder = "tests" if is_workspace else f"packages/{self.name}/tests"
-        options = [
+        arguments = [
+            "-m",
+            "matrix" if options.matrix else "not matrix",
             # The same examples each time: a change is judged by what it changes. Plain
             # pytest goes on looking for new ones.
             "--hypothesis-profile=ci",
@@ -63,11 +83,11 @@ class Suite:
             "--durations-min=5",
         ]
         if is_workspace:
-            options.append("--ignore=tests/gpu")
-        elif coverage:
+            arguments.append("--ignore=tests/gpu")
+        elif options.coverage:
             module = self.name.replace("-", "_")
-            options += [f"--cov={module}", "--cov-report=term"]
-        return [sys.executable, "-m", "pytest", folder, *options, *extra]
+            arguments += [f"--cov={module}", "--cov-report=term"]
+        return [sys.executable, "-m", "pytest", folder, *arguments, *extra]
 
     def environment(self) -> dict[str, str]:
         """Return its variables: suites that run together write no file twice."""
@@ -86,17 +106,18 @@ class Suite:
         return f"{self.name} {shares[-1].strip(' ]') if shares else '0%'}"
 
 
-def run_alone(suite: Suite, extra: list[str], *, coverage: bool) -> int:
+def run_alone(suite: Suite, extra: list[str], options: Options) -> int:
     """Run a suite in the foreground and return its exit status."""
-    command = suite.command(extra, coverage=coverage)
-    return subprocess.run(command, cwd=ROOT, env=suite.environment()).returncode
+    command = suite.command(extra, options)
+    done = subprocess.run(command, cwd=ROOT, env=suite.environment())
+    return options.status(done.returncode)
 
 
-def run_logged(suite: Suite, extra: list[str], *, coverage: bool) -> int:
+def run_logged(suite: Suite, extra: list[str], options: Options) -> int:
     """Run a suite with its output in its log, and return its exit status."""
     with suite.log.open("w") as log:
         process = subprocess.Popen(
-            suite.command(extra, coverage=coverage),
+            suite.command(extra, options),
             cwd=ROOT,
             env=suite.environment(),
             stdin=subprocess.DEVNULL,
@@ -104,14 +125,14 @@ def run_logged(suite: Suite, extra: list[str], *, coverage: bool) -> int:
             stderr=subprocess.STDOUT,
         )
         try:
-            return process.wait(DEADLINE_S)
+            return options.status(process.wait(DEADLINE_S))
         except subprocess.TimeoutExpired:
             process.kill()
             log.write(f"\nended: not done after {DEADLINE_S / 60:.0f} minutes\n")
             return process.wait() or 1
 
 
-def run_all(suites: list[Suite], extra: list[str], *, coverage: bool) -> int:
+def run_all(suites: list[Suite], extra: list[str], options: Options) -> int:
     """Run suites side by side, each to its end whatever another one finds."""
     began = time.monotonic()
     failed: list[str] = []
@@ -123,8 +144,7 @@ def run_all(suites: list[Suite], extra: list[str], *, coverage: bool) -> int:
 
     with ThreadPoolExecutor(AT_ONCE) as lanes:
         running = {
-            lanes.submit(run_logged, suite, extra, coverage=coverage): suite
-            for suite in suites
+            lanes.submit(run_logged, suite, extra, options): suite for suite in suites
         }
         try:
             while running:
@@ -149,15 +169,17 @@ def main() -> int:
     """Run what the command line names."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--coverage", action="store_true", help="also count lines")
-    options, rest = parser.parse_known_args()
+    parser.add_argument("--matrix", action="store_true", help="only cells of matrices")
+    asked, rest = parser.parse_known_args()
+    options = Options(coverage=asked.coverage, matrix=asked.matrix)
     names = []
     while rest and rest[0] in SUITES:
         names.append(rest.pop(0))
     suites = [Suite(name) for name in SUITES if name in (names or SUITES)]
     LOGS.mkdir(parents=True, exist_ok=True)
     if len(suites) == 1:
-        return run_alone(suites[0], rest, coverage=options.coverage)
-    return run_all(suites, rest, coverage=options.coverage)
+        return run_alone(suites[0], rest, options)
+    return run_all(suites, rest, options)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
+from itertools import product
 from pathlib import Path
 
 import psutil
 import pytest
 import ray
 import torch
+from matrix_cells import cells
 from transformers import AutoConfig, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
@@ -80,7 +82,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", cells(LAYOUTS, ["data", "megatron-pipeline"]))
 def test_the_others_are_released_with_the_cause(
     ray_cluster, tiny_model, mixture, make_batch, fatal_loss, layout
 ):
@@ -108,8 +110,13 @@ def test_the_others_are_released_with_the_cause(
             policy.shutdown()
 
 
-@pytest.mark.parametrize("transport", ["object_store", "shared_memory"])
-@pytest.mark.parametrize("layout", ["data", "pipeline"])
+@pytest.mark.parametrize(
+    ("layout", "transport"),
+    cells(
+        product(["data", "pipeline"], ["object_store", "shared_memory"]),
+        [("data", "shared_memory"), ("pipeline", "object_store")],
+    ),
+)
 def test_a_sync_in_which_a_rank_dies_ends_with_the_cause(
     ray_cluster, tiny_folder, layout, transport
 ):

@@ -142,6 +142,8 @@ def test_versions_of_an_adapter(trainer, following):
 
 
 @pytest.mark.slow
+# Adapters in one engine, and engines of two workers, are in CI each.
+@pytest.mark.matrix
 def test_versions_of_an_adapter_in_an_engine_that_two_workers_share(trainer, following):
     generation, source, sync = following(async_engine=True, tensor_parallel_size=2)
     for seed in range(3, 5):

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 import torch
+from matrix_cells import cells
 from transformers import AutoModelForCausalLM, MixtralConfig, Qwen3MoeConfig
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
@@ -60,7 +61,10 @@ def _mixture(family, folder):
 
 
 @pytest.mark.parametrize(
-    ("family", "parallelism"), [("mixtral", {}), ("qwen3_moe", {"expert": 2})]
+    ("family", "parallelism"),
+    cells(
+        [("mixtral", {}), ("qwen3_moe", {"expert": 2})], [("qwen3_moe", {"expert": 2})]
+    ),
 )
 def test_vllm_samples_with_the_experts_of_each_step(
     ray_cluster, tmp_path, family, parallelism
