@@ -37,9 +37,9 @@ def seven(prompt, response):
 class Killer(rl.Callback):
     """Kills workers of a model when a phase of these steps begins, each time once."""
 
-    def __init__(self, *moments, model="policy", again=0):
+    def __init__(self, *moments, model="policy", again=0, number=signal.SIGKILL):
         self.left = list(moments)
-        self.model, self.again = model, again
+        self.model, self.again, self.number = model, again, number
 
     def on_phase(self, trainer, steps_done, phase, step, total):
         if (step, phase) not in self.left:
@@ -49,7 +49,7 @@ class Killer(rl.Callback):
         else:
             self.left.remove((step, phase))
         for pid in getattr(trainer.components, self.model).group.worker_pids:
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, self.number)
 
 
 def run(model, folder, pool, *killers, algorithm="grpo", **settings):
@@ -263,6 +263,19 @@ class TestAsynchronous:
         check_equal(found, whole_ahead)
         (warning,) = [w for w in found.warnings if "are lost" in w]
         assert f"the run goes back to step {back_to}" in warning
+
+    # A worker counts as hung after two minutes without a sign of life.
+    @pytest.mark.matrix
+    @pytest.mark.timeout(600)
+    def test_a_stopped_rank_is_replaced_like_a_killed_one(
+        self, tiny_model, tmp_path, pool, whole_ahead
+    ):
+        killer = Killer((4, "policy_training"), number=signal.SIGSTOP)
+        found = run(tiny_model, tmp_path / "run", pool, killer, **ahead(0))
+        assert not killer.left
+        check_equal(found, whole_ahead)
+        (warning,) = [w for w in found.warnings if "are lost" in w]
+        assert "its process is stopped (SIGSTOP)" in warning
 
     def test_after_the_last_step(self, tiny_model, tmp_path, pool, whole_ahead):
         # The schedule has ended by then, and a new one starts.
