@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from matrix_cells import cells
 from processes import is_running, session_processes
 from small_run import long_grpo, write_recipe
 
@@ -46,7 +47,7 @@ def last_step(out: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("name", cells(["gcs_server", "raylet"], ["raylet"]))
 def test_the_loss_of_a_process_of_ray_ends_a_run_in_plain_words(
     name: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -78,6 +78,8 @@ def test_a_run_that_trains_adapters(rl: Callable[..., Any], tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+# CI trains adapters that are sent merged; rl-models compares both ways of sending.
+@pytest.mark.matrix
 def test_sending_adapters_alone_trains_the_same_weights(
     rl: Callable[..., Any], tmp_path: Path
 ) -> None:
