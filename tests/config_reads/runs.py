@@ -11,7 +11,6 @@ import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -72,20 +71,7 @@ def even(prompt: str, response: str) -> float:
     return float(ord(response[:1] or " ") % 2 == 0)
 
 
-def train(
-    pool: rl.KeptWorkers,
-    model: str,
-    rows: Any = None,
-    reward_fn: Any = None,
-    algorithm: str = "grpo",
-    **settings: Any,
-) -> rl.TrainResult:
-    """`rl.train` in processes that the run before has left, where they fit."""
-    made = rl.get_algorithm(algorithm).from_pretrained(model, **settings)
-    return type(made)(made.config, pool=pool).fit(rows, reward_fn=reward_fn)
-
-
-def train_on_rows(model: str, pool: rl.KeptWorkers) -> None:
+def train_on_rows(model: str) -> None:
     """Train on given rows: SFT in two layouts and streamed, DPO, a reward model."""
     rows = {"train_global_batch_size": 4, **SHORT}
     KeyFile("keys.json").create("reader", "viewer")
@@ -105,8 +91,7 @@ def train_on_rows(model: str, pool: rl.KeptWorkers) -> None:
         },
     )
     Path("answers.jsonl").write_text("".join(json.dumps(a) + "\n" for a in ANSWERS))
-    train(
-        pool,
+    rl.train(
         model,
         algorithm="sft",
         **{
@@ -117,8 +102,8 @@ def train_on_rows(model: str, pool: rl.KeptWorkers) -> None:
             "policy.dynamic_batching.train_mb_tokens": 128,
         },
     )
-    train(pool, model, PAIRS, algorithm="dpo", **rows)
-    judge = train(pool, model, PAIRS, algorithm="rm", **rows).model_path
+    rl.train(model, PAIRS, algorithm="dpo", **rows)
+    judge = rl.train(model, PAIRS, algorithm="rm", **rows).model_path
     Path("scored.jsonl").write_text('{"prompt": "1+1"}\n')
     scored = {
         "datasets": {"held-out": {"path": "scored.jsonl"}},
@@ -132,13 +117,12 @@ def train_on_rows(model: str, pool: rl.KeptWorkers) -> None:
     runpy.run_path(str(PROGRAMS / "my_algorithm.py"), run_name="__main__")
 
 
-def train_on_answers(model: str, pool: rl.KeptWorkers) -> None:
+def train_on_answers(model: str) -> None:
     """Train on what the policy samples: GRPO and its kin, PPO, distillation."""
     Path("reward.py").write_text(
         "def reward(prompt, response):\n    return float('7' in response)\n"
     )
-    train(
-        pool,
+    rl.train(
         model,
         **{
             **SAMPLED,
@@ -154,8 +138,7 @@ def train_on_answers(model: str, pool: rl.KeptWorkers) -> None:
             "policy.generation.weight_sync": {"transport": "file", "folder": "weights"},
         },
     )
-    train(
-        pool,
+    rl.train(
         model,
         PROMPTS,
         reward_fn=[sevens, signed],
@@ -174,8 +157,7 @@ def train_on_answers(model: str, pool: rl.KeptWorkers) -> None:
             "policy.dynamic_batching.train_mb_tokens": 128,
         },
     )
-    train(
-        pool,
+    rl.train(
         model,
         PROMPTS,
         reward_fn=even,
@@ -191,8 +173,7 @@ def train_on_answers(model: str, pool: rl.KeptWorkers) -> None:
             "grpo.reward_shaping.overlong_buffer_length": 2,
         },
     )
-    train(
-        pool,
+    rl.train(
         model,
         PROMPTS[:4],
         signed,
@@ -206,8 +187,7 @@ def train_on_answers(model: str, pool: rl.KeptWorkers) -> None:
         },
     )
     agents = EXAMPLES / "guess_agent.py"
-    train(
-        pool,
+    rl.train(
         model,
         [{"prompt": f"{n} ", "answer": "7"} for n in range(4)],
         **{
@@ -218,8 +198,7 @@ def train_on_answers(model: str, pool: rl.KeptWorkers) -> None:
             "env.settings": {"file": str(agents)},
         },
     )
-    train(
-        pool,
+    rl.train(
         model,
         PROMPTS,
         algorithm="distillation",
@@ -409,9 +388,8 @@ def main() -> None:
     """Run everything."""
     model = str(build_model(ModelBuildConfig.from_dict(SHAPE), "model"))
     with local_ray(num_cpus=6):
-        with rl.KeptWorkers() as pool:
-            train_on_rows(model, pool)
-            train_on_answers(model, pool)
+        train_on_rows(model)
+        train_on_answers(model)
         evaluate(model)
         judge_one_by_one()
         by_the_command()

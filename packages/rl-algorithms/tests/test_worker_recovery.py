@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from matrix_cells import cells
 from safetensors.torch import load_file
 
 import rl_algorithms as rl
@@ -93,12 +94,15 @@ def whole(tiny_model, tmp_path_factory, pool):
 
 @pytest.mark.parametrize(
     ("moment", "back_to"),
-    [
-        ((2, "policy_training"), 0),
-        ((4, "prepare_for_generation"), 2),
-        # When step 4 is counted, and validated.
-        ((5, "checkpointing"), 2),
-    ],
+    cells(
+        [
+            ((2, "policy_training"), 0),
+            ((4, "prepare_for_generation"), 2),
+            # When step 4 is counted, and validated.
+            ((5, "checkpointing"), 2),
+        ],
+        [((2, "policy_training"), 0), ((5, "checkpointing"), 2)],
+    ),
     ids=lambda value: "-".join(map(str, value)) if isinstance(value, tuple) else None,
 )
 def test_a_killed_rank_leaves_no_trace_in_the_result(
@@ -205,6 +209,8 @@ class TestSnapshots:
         (warning,) = [w for w in found.warnings if "are lost" in w]
         assert "the run goes back to step 3" in warning
 
+    # Snapshots, and runs with a critic that go back, are in CI each.
+    @pytest.mark.matrix
     def test_with_a_critic(self, tiny_model, tmp_path, pool):
         settings = {"algorithm": "ppo", "num_generations_per_prompt": 1}
         whole = run(tiny_model, tmp_path / "whole", pool, **settings)
@@ -245,13 +251,16 @@ def whole_ahead(tiny_model, tmp_path_factory, pool):
 class TestAsynchronous:
     @pytest.mark.parametrize(
         ("moment", "back_to"),
-        [
-            # The generator may be loading the weights of step 1.
-            ((2, "generation"), 0),
-            ((4, "policy_training"), 2),
-            # Its answers are those of the restored weights, and are used again.
-            ((3, "policy_training"), 2),
-        ],
+        cells(
+            [
+                # The generator may be loading the weights of step 1.
+                ((2, "generation"), 0),
+                ((4, "policy_training"), 2),
+                # Its answers are those of the restored weights, and are used again.
+                ((3, "policy_training"), 2),
+            ],
+            [((2, "generation"), 0), ((3, "policy_training"), 2)],
+        ),
         ids=lambda value: "-".join(map(str, value)) if type(value) is tuple else None,
     )
     def test_without_staleness_it_leaves_no_trace(
@@ -285,7 +294,13 @@ class TestAsynchronous:
         assert not killer.left
         check_equal(found, whole_ahead)
 
-    @pytest.mark.parametrize("moment", [(3, "generation"), (4, "policy_training")])
+    @pytest.mark.parametrize(
+        "moment",
+        [
+            pytest.param((3, "generation"), marks=pytest.mark.matrix),
+            (4, "policy_training"),
+        ],
+    )
     def test_each_prompt_is_trained_on_once_and_none_too_old(
         self, tiny_model, tmp_path, pool, moment
     ):
