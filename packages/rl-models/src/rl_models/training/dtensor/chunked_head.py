@@ -89,7 +89,8 @@ class _ChunkedLogprobs(torch.autograd.Function):
         head: _Head,
     ) -> Tensor:
         at, is_own = head.own(targets, weight.shape[0])
-        found, log_sum, chosen = hidden.new_empty(3, len(hidden), dtype=torch.float32)
+        found: Tensor = hidden.new_empty(len(hidden), dtype=torch.float32)
+        log_sum, chosen = torch.empty_like(found), torch.empty_like(found)
         # Cast once, and not for each chunk as autocast would.
         used, used_bias = _cast(weight, head.dtype), _cast(bias, head.dtype)
         for rows in head.chunks(len(hidden)):
