@@ -197,6 +197,7 @@ def _source(module: str) -> Path:
     return file if (ROOT / file).exists() else path / "__init__.py"
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(DEADLINE_S + 30)
 def test_every_key_is_read_in_a_run(tmp_path: Path) -> None:

@@ -279,6 +279,7 @@ def test_killed_workers_of_every_kind_are_replaced(
     assert "and are started again (1 of 3 in a row); the run goes back to" in err
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_restarts_nothing_names_the_way_on(

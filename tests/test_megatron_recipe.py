@@ -25,6 +25,7 @@ ROWS = [
 ]  # fmt: skip
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_recipe_of_32_b_trains_in_small(

@@ -151,6 +151,7 @@ def test_survivors_and_missing_verdicts_fail(project: Path) -> None:
     assert code == 1
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_run_without_survivors_succeeds(project: Path) -> None:
     code, said = run(project, "--only", "smaller", "--only", "other-*")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import resume_check
+from matrix_cells import cells
 
 import rl_algorithms as rl
 from rl_distributed.testing import local_ray
@@ -46,7 +47,7 @@ class Copy(rl.Callback):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", rl.algorithm_names())
+@pytest.mark.parametrize("name", cells(rl.algorithm_names(), ["grpo", "ppo", "dpo"]))
 def test_goes_on_bitwise_from_what_a_kill_leaves(
     name: str, model: Path, tmp_path: Path, pool: rl.KeptWorkers
 ) -> None:

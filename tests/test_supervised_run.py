@@ -24,6 +24,7 @@ NUM_STEPS, NUM_PROMPTS = 6, 4
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.matrix
 def test_a_driver_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     write_recipe(tmp_path, long_grpo())
     mine = _killed_and_restarted(tmp_path)

@@ -70,6 +70,7 @@ def test_a_generation_backend_of_four_methods_samples_with_the_trainers_weights(
     assert history["train:grad_norm"].max() > 0.0
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_texts_without_logprobs_teach_as_well(run_program: Run, model: str) -> None:
     result = run_program("custom_backends_by_text", model)["result"]

@@ -244,6 +244,7 @@ class TestAhead:
         prompts = trained_prompts(first, up_to=2) + trained_prompts(second, up_to=8)
         assert sorted(prompts) == list(range(32))
 
+    @pytest.mark.matrix
     def test_ppo(self, pool, tiny_model, tmp_path):
         result = train(
             pool,
@@ -258,6 +259,7 @@ class TestAhead:
         assert result.steps == 3
         assert result.history.column("train:asynchronous/staleness_max")[1][-1] == 1.0
 
+    @pytest.mark.matrix
     def test_refuses_to_leave_prompts_out(self, pool, tiny_model, tmp_path):
         settings = {**GRPO, **CORRECTED, "checkpointing.save_period": 2}
         with pytest.raises(RuntimeError, match="the machine is gone"):

@@ -134,6 +134,7 @@ class TestDistillation:
         assert after < 0.7 * before
         assert "timing:generation" not in result.metrics
 
+    @pytest.mark.matrix
     def test_two_ranks_equal_one(self, tiny_model, teacher, tmp_path, pool):
         losses = []
         for ranks in (1, 2):

@@ -95,6 +95,7 @@ class TestTraining:
         assert len(losses) == 1, "the first step trains no policy"
         assert len(first.history.column("train:critic/loss")[1]) == 2
 
+    @pytest.mark.matrix
     def test_passes_end_where_the_policy_has_moved_far(
         self, tiny_model, tmp_path, pool
     ):
@@ -118,6 +119,7 @@ class TestTraining:
         assert strict["train:critic/loss"] == lax["train:critic/loss"]
         assert "train:positive_nll" in strict
 
+    @pytest.mark.matrix
     def test_kl_in_the_reward(self, tiny_model, tmp_path, pool):
         result = make(
             tiny_model,
@@ -146,6 +148,7 @@ class TestTraining:
             lambda steps, folder: make(tiny_model, folder, steps, pool), fit, tmp_path
         )
 
+    @pytest.mark.matrix
     def test_two_workers_equal_one(self, tiny_model, tmp_path, pool):
         def fit(name, pool, **more):
             trainer = make(tiny_model, tmp_path / name, 1, pool, lr=1e-3, **more)

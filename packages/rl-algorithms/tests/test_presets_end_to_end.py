@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 
 import pytest
+from matrix_cells import cells
 
 import rl_algorithms as rl
 from rl_algorithms.registry import algorithm_settings
@@ -24,7 +25,11 @@ def rewards(prompt: str, response: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize(
-    "name", ["cispo", "dapo", "gdpo", "gspo", "reinforce_plus_plus", "rloo"]
+    "name",
+    cells(
+        ["cispo", "dapo", "gdpo", "gspo", "reinforce_plus_plus", "rloo"],
+        ["dapo", "reinforce_plus_plus"],
+    ),
 )
 def test_each_preset_trains(name, pool, tiny_model, tmp_path):
     settings = algorithm_settings(

@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from matrix_cells import cells
 from safetensors.torch import load_file, save_file
 
 import rl_algorithms as rl
@@ -307,6 +308,7 @@ def test_an_asynchronous_run_is_replayed(pool, tiny_model, replay, tmp_path):
     assert found.difference.what == f"decision at event {place} of {log.name}"
 
 
+@pytest.mark.matrix
 def test_ppo_is_replayed_with_its_critic(pool, tiny_model, replay, tmp_path):
     run = train(
         pool,
@@ -343,7 +345,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("algorithm", OTHERS)
+@pytest.mark.parametrize("algorithm", cells(OTHERS, ["dpo"]))
 def test_other_algorithms_are_replayed(algorithm, tiny_model, replay_pool, tmp_path):
     cls, rows, settings = OTHERS[algorithm]
     settings = {"train_global_batch_size": 4, **settings}

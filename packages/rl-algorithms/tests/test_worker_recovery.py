@@ -143,6 +143,7 @@ def test_a_stop_holds_where_the_run_goes_back(tiny_model, tmp_path, pool):
     assert (stop.said.step, stop.said.checkpoint.name) == (2, "step_2")
 
 
+@pytest.mark.matrix
 def test_a_critic_goes_back_with_the_policy(tiny_model, tmp_path, pool):
     settings = {"algorithm": "ppo", "num_generations_per_prompt": 1}
     whole = run(tiny_model, tmp_path / "whole", pool, **settings)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from matrix_cells import cells
 
 from rl_cli.main import _run
 from rl_cli.starter_files import OWN_ENVIRONMENTS, TASKS
@@ -144,7 +145,7 @@ def test_the_reward_passes_its_tests_and_a_wrong_one_fails(
     assert "earn" in failed.stdout
 
 
-@pytest.mark.parametrize("model", ["small", "someone/model"])
+@pytest.mark.parametrize("model", cells(["small", "someone/model"], ["small"]))
 @pytest.mark.parametrize("task", sorted(OWN_ENVIRONMENTS))
 def test_the_environment_passes_its_tests_and_a_wrong_one_fails(
     task: str, model: str, place: Path

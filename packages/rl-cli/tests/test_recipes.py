@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matrix_cells import cells
 
 from rl_algorithms import KeptWorkers
 from rl_algorithms.trainers.progress import ProgressDisplay
@@ -32,6 +33,8 @@ TRAINED = sorted(
     (name for name in NAMES if name != "megatron-32b"),
     key=lambda name: (summarize(name).algorithm.replace("dapo", "grpo"), name),
 )
+# One recipe of each algorithm.
+COVERING = {summarize(name).algorithm: name for name in TRAINED}.values()
 CHAT = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
@@ -166,7 +169,7 @@ def sampled_in_small(
     return small
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", cells(TRAINED, COVERING))
 def test_a_recipe_trains_in_small(
     name: str,
     place: Path,

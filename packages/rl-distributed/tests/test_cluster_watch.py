@@ -8,6 +8,7 @@ import sys
 
 import psutil
 import pytest
+from matrix_cells import cells
 from rl_distributed_scripts import (
     SCRIPTS,
     clean_environment,
@@ -92,7 +93,7 @@ def pid_in_session(leader: subprocess.Popen, name: str) -> int:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("name", cells(["gcs_server", "raylet"], ["raylet"]))
 def test_a_process_of_a_joined_cluster_is_killed(name: str) -> None:
     with running_head() as (leader, place, token):
         pid = str(pid_in_session(leader, name))

@@ -6,6 +6,7 @@ import importlib.util
 
 import pytest
 import torch
+from matrix_cells import cells
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -470,23 +471,21 @@ def two_ranks(ray_cluster, tiny_model):
 
 
 RECOMPUTED = {"shard_layers": True, "activation_checkpointing": True}
+LAYOUTS = {
+    "data": {"dtensor": RECOMPUTED},
+    "tensor": {"parallelism": {"tensor": 2}},
+    "sequence": {"parallelism": {"tensor": 2, "sequence": True}, "dtensor": RECOMPUTED},
+    "context": {"parallelism": {"context": 2}},
+    "tensor-packed": {"parallelism": {"tensor": 2}, **PACKED},
+    "packed": PACKED,
+}
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"dtensor": RECOMPUTED},
-        {"parallelism": {"tensor": 2}},
-        {"parallelism": {"tensor": 2, "sequence": True}, "dtensor": RECOMPUTED},
-        {"parallelism": {"context": 2}},
-        {"parallelism": {"tensor": 2}, **PACKED},
-        PACKED,
-    ],
-    ids=["data", "tensor", "sequence", "context", "tensor-packed", "packed"],
-)
+@pytest.mark.parametrize("layout", cells(LAYOUTS, ["sequence", "context"]))
 def test_two_ranks_equal_one(
-    settings, two_ranks, tiny_model, make_batch, nll_loss, tmp_path
+    layout, two_ranks, tiny_model, make_batch, nll_loss, tmp_path
 ):
+    settings = LAYOUTS[layout]
     kwargs = {"lr": 0.1, "momentum": 0.9}
     momentum = {"optimizer": {"name": "torch.optim.SGD", "kwargs": kwargs}}
     config = _config(tiny_model, **settings, **momentum)

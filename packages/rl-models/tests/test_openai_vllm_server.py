@@ -97,6 +97,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait(30)
 
 
+@pytest.mark.matrix
 def test_it_keeps_the_contract_with_the_server_of_vllm(
     address: str, folder: Path, tmp_path: Path
 ) -> None:

@@ -184,6 +184,7 @@ def in_engine(policy, rows):
     return ray.get(policy.group.workers[0].__ray_call__.remote(generate, rows))
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_all_ranks_of_an_async_engine_switch_between_the_same_two_tokens(
     policy, vllm_folder, tmp_path, signal_in_generation
