@@ -129,7 +129,7 @@ class Broken(rl.Callback):
 
 
 class Pausing(rl.Callback):
-    """Has the run paused after its second step, until nothing is under way."""
+    """Has the run paused after its second step, until nothing is waited for."""
 
     def __init__(self, run):
         self._run, self.seen = run, []
@@ -148,18 +148,27 @@ class Pausing(rl.Callback):
         try:
             rl.control_run(self._run, "pause", deadline_s=60.0)
             self.seen.append(run_state(self._run))
+            # New weights are still loaded where the trainer has just sent them.
             look, end_s = threading.Event(), time.monotonic() + 60.0
-            while self._num_under_way() and time.monotonic() < end_s:
+            while (waits := self._waits()) is not None:
+                assert time.monotonic() < end_s, waits
                 look.wait(0.05)
-            # Held for any time: no limit on progress is running.
-            assert self._ahead._controller.ask(lambda s: s.next_deadline_s()) is None
+        except BaseException as error:
+            self._error = error
+        try:
             rl.control_run(self._run, "resume", deadline_s=60.0)
             self.seen.append(run_state(self._run))
         except BaseException as error:
-            self._error = error
+            self._error = self._error or error
 
-    def _num_under_way(self):
-        return self._ahead._controller.ask(lambda s: len(s._state.tasks))
+    def _waits(self):
+        """What a limit on time is running for; a pause may take any time."""
+
+        def ask(schedule):
+            is_idle = not schedule._state.tasks and schedule.next_deadline_s() is None
+            return None if is_idle else schedule.waits()
+
+        return self._ahead._controller.ask(ask)
 
     def join(self):
         self._thread.join(60.0)
