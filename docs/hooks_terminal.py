@@ -10,7 +10,8 @@ A marker stands alone on its line; options are `exit`, `width`, `lines` and `las
 | `{{ recorded: rl train quickstart \\| ... }}` | drawn from `docs/recordings` |
 
 What stands behind the bar is the alternative text. Commands run in a folder that holds
-the two recorded runs of `docs/recordings/runs`, a key file and its audit log.
+the files of `docs/recordings/inputs`, the two recorded runs of `docs/recordings/runs`,
+a key file and its audit log. `rl ... < FILE` reads its input from a file.
 """
 
 from __future__ import annotations
@@ -98,6 +99,7 @@ def _draw(pictures: list[Picture]) -> None:
         return
     with tempfile.TemporaryDirectory(prefix="terminal-") as made:
         folder = Path(made)
+        shutil.copytree(RECORDINGS / "inputs", folder, dirs_exist_ok=True)
         shutil.copytree(RECORDINGS / "runs", folder / "runs")
         environment = {"RL_AUDIT_LOG": "audit.jsonl"}
         for command in _BEFORE:

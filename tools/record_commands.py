@@ -1,9 +1,10 @@
 """Record what the docs show and a build cannot make: runs, and commands that need them.
 
 `python -m tools.record_commands` trains three short runs, which takes some minutes, and
-writes `docs/recordings`: the terminal output of commands that train, sample, serve or
-control a run, two runs without their weights, which other commands are run on while
-the site is built, and with Chromium the pictures of a run's page.
+writes `docs/recordings`: the terminal output of commands that train, sample, serve,
+control a run or build an environment, two runs without their weights, which other
+commands are run on while the site is built, and with Chromium the pictures of a run's
+page.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SECOND = (
 )
 LIVE = "runs/quickstart-003"
 THIRD = f"rl train quickstart seed=2 output_dir={LIVE}"
-CONTROL = ("set", "pause", "resume", "checkpoint", "stop")
+CONTROL = ("status", "set", "pause", "resume", "checkpoint", "stop")
 """The order in which a run can be controlled."""
 KEPT_FILES = (
     "run.json",
@@ -101,9 +102,9 @@ class Recorder:
 
     def started(self, command: str) -> subprocess.Popen[str]:
         """Start a command."""
-        arguments, environment = terminal_command(command, self._folder)
+        typed = terminal_command(command, self._folder)
         return subprocess.Popen(
-            arguments, cwd=self._folder, env=environment, text=True,
+            typed.arguments, cwd=self._folder, env=typed.environment, text=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
@@ -176,8 +177,10 @@ def record(folder: Path, recordings: Path) -> None:
             recorder.record_server(command)
         elif command not in recorder.texts:
             recorder.record(command)
-    shutil.rmtree(recordings, ignore_errors=True)
-    recordings.mkdir(parents=True)
+    recordings.mkdir(parents=True, exist_ok=True)
+    for path in recordings.glob("*.txt"):
+        path.unlink()
+    shutil.rmtree(recordings / "runs", ignore_errors=True)
     for command in commands:
         (recordings / f"{file_name(command)}.txt").write_text(recorder.texts[command])
     for name in ("quickstart-001", "quickstart-002"):
@@ -193,6 +196,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="record-") as made:
         folder = Path(made)
         record(folder, arguments.to)
+        if shutil.which("chromium") is None:
+            sys.exit("the pictures of a run's page are the old ones: no chromium here")
         shown = Path("runs") / "quickstart-001"
         hide_machine(folder / shown)
         pages = arguments.pages.resolve()

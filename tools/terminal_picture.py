@@ -28,6 +28,7 @@ from rich.text import Text
 
 __all__ = [
     "Shown",
+    "TerminalCommand",
     "draw_terminal",
     "private_texts",
     "run_all_as_in_terminal",
@@ -122,17 +123,18 @@ def run_as_in_terminal(
         ValueError: It is no `rl` command, or it ended with another code.
         TimeoutExpired: It took longer than `deadline_s`.
     """
-    arguments, variables = terminal_command(command, folder, width=width)
-    done = subprocess.run(
-        arguments,
-        cwd=folder,
-        env={**variables, **(environment or {})},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=deadline_s,
-    )
+    typed = terminal_command(command, folder, width=width)
+    with typed.source.open() as source:
+        done = subprocess.run(
+            typed.arguments,
+            cwd=folder,
+            env={**typed.environment, **(environment or {})},
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=deadline_s,
+        )
     if done.returncode != exit_code:
         raise ValueError(
             f"{command}: exit code {done.returncode}, not {exit_code}:\n{done.stdout}"
@@ -140,10 +142,20 @@ def run_as_in_terminal(
     return done.stdout.replace(str(folder), "~")
 
 
-def terminal_command(
-    command: str, folder: Path, *, width: int = 80
-) -> tuple[list[str], dict[str, str]]:
-    """Return arguments and environment of an `rl` command in a terminal.
+@dataclass(frozen=True)
+class TerminalCommand:
+    """What a shell makes of a command line."""
+
+    arguments: list[str]
+    """Program and arguments."""
+    environment: dict[str, str]
+    """All variables that it has."""
+    source: Path
+    """File of its standard input, empty unless the line ends with `< FILE`."""
+
+
+def terminal_command(command: str, folder: Path, *, width: int = 80) -> TerminalCommand:
+    """Return an `rl` command as a shell in `folder` understands it.
 
     Raises:
         ValueError: It is no `rl` command.
@@ -151,10 +163,14 @@ def terminal_command(
     program, *arguments = shlex.split(command)
     if program != "rl":
         raise ValueError(f"only rl commands are run for pictures: got {command!r}")
+    source = Path(os.devnull)
+    if arguments[-2:-1] == ["<"]:
+        source = folder / arguments[-1]
+        arguments = arguments[:-2]
     # As a person's shell has it, without what this process was started with.
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     # By its name, which the run records as its command.
-    return [str(Path(sys.executable).with_name("rl")), *arguments], {
+    environment = {
         **kept,
         "HOME": str(folder),
         "COLUMNS": str(width),
@@ -164,6 +180,8 @@ def terminal_command(
         # Lines of both streams in the order in which they were written.
         "PYTHONUNBUFFERED": "1",
     }
+    rl = str(Path(sys.executable).with_name("rl"))
+    return TerminalCommand([rl, *arguments], environment, source)
 
 
 @dataclass(frozen=True)
@@ -208,20 +226,19 @@ def _run_in_this_process(shown: Shown, folder: Path) -> str:
     """Run a command in a process that does nothing else afterwards."""
     from rl_cli.main import main  # noqa: PLC0415
 
-    (_, *arguments), variables = terminal_command(
-        shown.command, folder, width=shown.width
-    )
+    typed = terminal_command(shown.command, folder, width=shown.width)
     os.environ.clear()
-    os.environ.update(variables)
+    os.environ.update(typed.environment)
     os.chdir(folder)
-    with tempfile.TemporaryFile("w+") as output:
+    with tempfile.TemporaryFile("w+") as output, typed.source.open() as source:
+        os.dup2(source.fileno(), sys.stdin.fileno())
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
             os.dup2(output.fileno(), stream.fileno())
         # As with PYTHONUNBUFFERED, which Python reads when it starts.
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         try:
-            main(arguments)
+            main(typed.arguments[1:])
         except SystemExit as end:
             code = end.code
         output.seek(0)

@@ -174,6 +174,45 @@ def test_a_run_is_asked_at_its_address(
     assert len(reader.seen) == 2
 
 
+def test_the_status_of_a_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    (run / "stages" / "second").mkdir(parents=True)
+    (run / "stages" / "first").mkdir()
+    (run / "run.json").write_text('{"config": {"stages": {"first": {}, "second": {}}}}')
+    assert _run(["ctl", "status", str(run), "--json"], False) == 0
+    nothing = {"step": 0, "total_steps": None, "metrics": {}}
+    assert nothing.items() <= json.loads(capsys.readouterr().out).items()
+    metrics = run / "stages" / "second" / "metrics.jsonl"
+    lines = [
+        {
+            "hyperparams": {
+                "policy": {"max_num_steps": "x"},
+                "sft": {"max_num_steps": 9},
+            }
+        },
+        {
+            "step": 1,
+            "time": 1.0,
+            "metrics": {"train/loss": 2.0, "validation/accuracy": 0.25},
+        },
+        {"step": 2, "time": 2.0, "metrics": {"train/loss": 0.5}},
+    ]
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert _run(["ctl", "status", str(run)], False) == 0
+    state, *shown = capsys.readouterr().out.splitlines()
+    assert state.endswith(", step 2 of 9")
+    assert shown == ["train:loss: 0.5", "val:accuracy: 0.25"]
+    # As `rl ctl set` has changed it.
+    update = {"number": 1, "changes": {"sft.max_num_steps": 12}}
+    (metrics.parent / "updates.jsonl").write_text(json.dumps(update) + "\n")
+    assert _run(["ctl", "status", str(run)], False) == 0
+    assert ", step 2 of 12\n" in capsys.readouterr().out
+    assert _run(["ctl", "status", str(tmp_path)], False) == 2
+    assert "is not the folder of a run" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("url", "key", "message"),
     [

@@ -127,6 +127,9 @@ class EnvironmentPlayer:
             if answer is None:
                 return False
             log.append({"role": "assistant", "content": answer})
+            # What is typed is on the screen already.
+            if not self.answers.isatty():
+                self._show(log[-1])
             result = as_columns(self.env.step([log], [columns]))
             columns = self._columns = result.metadata[0]
             reward = float(to_numpy(total_reward(result.rewards))[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 # Long, as a run looks for requests between its steps only.
 _DEADLINE_S, _ANSWER_S = 600.0, 10.0
+_COSTS = ("performance:", "timing:")
 
 
 @click.group()
@@ -53,28 +55,57 @@ def _asking(command: Callable[..., None]) -> Callable[..., None]:
     return run(command)
 
 
-@ctl.command(short_help="Show the state of a run at an address.")
-@click.argument("address", metavar="URL")
+@ctl.command(short_help="Show state, step and newest metrics of a run.")
+@click.argument("run", metavar="RUN")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def status(address: str, as_json: bool) -> None:
-    """Show state, step and newest metrics of the run at URL, with a viewer's key.
+def status(run: str, as_json: bool) -> None:
+    """Show state, step and newest metrics of RUN, also after its end.
 
-    For a run on this machine rl runs and rl watch show more.
+    At an address a viewer's key is enough. rl watch shows more of a folder.
 
     \b
-    Example:
+    Examples:
+      rl ctl status runs/grpo-001
       RL_KEY=rlk_... rl ctl status https://trainer:9500
     """
-    from rl_distributed.access.client import ListenerClient  # noqa: PLC0415
+    from rl_distributed.access.client import ListenerClient, is_address  # noqa: PLC0415
 
-    found = ListenerClient(address).ask("GET", "/rl/run")
+    if is_address(run):
+        found = ListenerClient(run).ask("GET", "/rl/run")
+    else:
+        found = _status_of_folder(Path(run))
     terminal = Terminal()
     if as_json:
         terminal.raw(json.dumps(found))
         return
-    terminal.raw(f"{found['state']}, step {found['step']} of {found['total_steps']}")
-    for name, value in sorted(found["metrics"].items()):
-        terminal.raw(f"{name}: {value:g}")
+    total = "" if found["total_steps"] is None else f" of {found['total_steps']}"
+    terminal.raw(f"{found['state']}, step {found['step']}{total}")
+    metrics = found["metrics"]
+    # How well it learns comes before what that costs.
+    for name in sorted(metrics, key=lambda name: (name.startswith(_COSTS), name)):
+        terminal.raw(f"{name}: {metrics[name]:g}")
+
+
+def _status_of_folder(folder: Path) -> dict[str, Any]:
+    """Return what a run answers at its address, from its files.
+
+    Raises:
+        ConfigError: It is not the folder of a run.
+    """
+    from rl_cli.report.run_reader import read_run  # noqa: PLC0415
+
+    run = read_run(folder)
+    # None before the first stage has logged anything.
+    stage = run.stages[-1] if run.stages else None
+    columns = {} if stage is None else stage.metrics.columns
+    result = {} if stage is None else stage.result
+    return {
+        "state": run.state,
+        "step": 0 if stage is None else stage.num_steps,
+        "total_steps": None if stage is None else stage.total_steps,
+        "stop_reason": run.reason or result.get("stop_reason"),
+        "metrics": {name: steps[max(steps)] for name, steps in columns.items()},
+    }
 
 
 @ctl.command(short_help="Pause a run before its next step.")

@@ -62,6 +62,26 @@ class ReadStage:
         """Number of steps so far."""
         return self.metrics.last_step
 
+    @property
+    def total_steps(self) -> int | None:
+        """Step limit, a key of one section of the configuration; None if unknown."""
+        for update in reversed(self.updates):
+            changes = update.get("changes")
+            if isinstance(changes, Mapping) and (found := _step_limits(changes)):
+                return found[0]
+        sections = [
+            one for one in self.metrics.config.values() if isinstance(one, dict)
+        ]
+        return next((limit for one in sections for limit in _step_limits(one)), None)
+
+
+def _step_limits(values: Mapping[str, Any]) -> list[int]:
+    return [
+        value
+        for key, value in values.items()
+        if key.rpartition(".")[2] == "max_num_steps" and isinstance(value, int)
+    ]
+
 
 @dataclass(frozen=True)
 class ReadRun:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -98,8 +98,7 @@ def _run(run: ReadRun) -> Iterator[RenderableType]:
 
 def _progress(run: ReadRun, stage: ReadStage) -> str:
     """Describe the progress of a stage: steps, speed and remaining time."""
-    table = stage.metrics
-    total = _total_steps(table.config)
+    table, total = stage.metrics, stage.total_steps
     parts = [f"step {stage.num_steps:,}" + (f" of {total:,}" if total else "")]
     if (seconds := _seconds_per_step(table)) is not None:
         parts.append(f"{seconds:.3g} s per step")
@@ -111,15 +110,6 @@ def _progress(run: ReadRun, stage: ReadStage) -> str:
         best = format_measure(figures.measure, figures.best)
         parts.append(f"best {figures.measure} {best} at step {figures.best_step}")
     return ", ".join(parts)
-
-
-def _total_steps(config: Mapping[str, Any]) -> int | None:
-    """Return the step limit, a key of one section of the configuration."""
-    for section in config.values():
-        if isinstance(section, Mapping) and "max_num_steps" in section:
-            limit = section["max_num_steps"]
-            return limit if isinstance(limit, int) else None
-    return None
 
 
 def _seconds_per_step(table: MetricTable) -> float | None:
