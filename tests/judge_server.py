@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -26,6 +27,7 @@ class JudgeServer:
     questions: list[str] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
+    headers: list[Message] = field(default_factory=list)
     most_at_once: int = 0
     address: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -49,6 +51,7 @@ def judge_server(reply: Callable[[str], Reply]) -> Iterator[JudgeServer]:
                 judge.requests.append(request)
                 judge.questions.append(question)
                 judge.keys.append(self.headers.get("Authorization", ""))
+                judge.headers.append(self.headers)
                 judge.at_once += 1
                 judge.most_at_once = max(judge.most_at_once, judge.at_once)
             try:

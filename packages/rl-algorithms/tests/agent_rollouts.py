@@ -49,12 +49,17 @@ def overlapping_tokenizer(template=TEMPLATE):
 
 
 def engine_of(tokenizer, agent, say, *, limits=None, versions=None, **rollout):
-    """An engine whose policy says `say(call, row)`, `$` at the end of a turn."""
+    """An engine whose policy says `say(call, row)`, `$` at the end of a turn.
+
+    `agent` is a function, or an environment of agents.
+    """
     generation = scripted.TokenGenerator(
         getattr(say, "sample", None) or scripted.texts_of(tokenizer, say),
         versions or (lambda call: 0),
     )
-    environment = AgentEnvironment(agent, **(limits or {}))
+    environment = agent
+    if not isinstance(agent, AgentEnvironment):
+        environment = AgentEnvironment(agent, **(limits or {}))
     config = RolloutConfig(**{"on_environment_error": "drop", **rollout})
     return RolloutEngine(generation, environment, tokenizer, config), generation
 

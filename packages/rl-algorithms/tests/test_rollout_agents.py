@@ -18,6 +18,7 @@ from rl_algorithms.errors import RolloutError
 from rl_algorithms.rollout import Outcome, unfold_branches
 from rl_distributed.errors import WorkerDiedError
 from rl_envs import AgentEnvironment, AgentReward, conversation
+from rl_envs.bridges.textarena import TextArenaSelfPlay, TextArenaTasks
 from rl_envs.errors import AgentError, AgentSetupError, EnvironmentContractError
 
 _spec = importlib.util.spec_from_file_location(
@@ -783,3 +784,29 @@ class TestSetup:
             with pytest.raises(AgentSetupError, match="on the driver's node"):
                 environment.poll_agents([job], [], 0.0)
             environment.shutdown()
+
+
+class TestSelfPlay:
+    def test_both_players_are_trained_on_with_their_own_rewards(self, tokenizer):
+        """Nim with one match in each of two piles: the second to move wins."""
+        [row] = TextArenaTasks("Nim-v0", settings={"piles": [1, 1]}).train(1)
+        prompt = row.pop("prompt")
+        row = {name: [value] for name, value in row.items()}
+        played = Played(
+            tokenizer,
+            TextArenaSelfPlay(),
+            say_in_turn("[0 1]$", "[1 1]$"),
+            prompts=[prompt],
+            columns={name: row[name] for name in row if name.startswith("ta_")},
+        )
+        assert played.outcomes == [Outcome.OK]
+        other, mine = played.texts()
+        assert mine.startswith("|u:Welcome to Nim, Player 0!")
+        assert mine.endswith("|a:[[0 1]<eos>]")
+        assert other.startswith("|u:Welcome to Nim, Player 1!")
+        assert "[Player 0] [0 1]" in other
+        assert other.endswith("|a:[[1 1]<eos>]")
+        rows = unfold_branches(played.rows)
+        assert rows["rewards"].tolist() == [-1.0, 1.0]
+        # Conversations of their own, each compared with those of its player.
+        assert rows["conversation_index"].tolist() == [0, 1]

@@ -261,3 +261,110 @@ def test_a_model_folder_is_measured(tmp_path: Path, capsys: Capture) -> None:
         assert prompt["content"] == line["prompt"]
         assert response["content"] == line["response"]
         assert 1 <= line["num_tokens"] <= 4
+
+
+AGENT = '''
+async def agent(task, client):
+    """Asks for the digits sorted, then whether that is right."""
+    asked = [{"role": "user", "content": task.prompt}]
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    first = await client.chat.completions.create(
+        model=task.model, messages=asked, tools=[tool], max_tokens=5
+    )
+    said = first.choices[0].message.content
+    if first.choices[0].message.tool_calls:
+        raise RuntimeError("no tools please")
+    asked += [{"role": "assistant", "content": said},
+              {"role": "user", "content": [{"type": "text", "text": "Sure?"}]}]
+    stream = await client.chat.completions.create(
+        model=task.model, messages=asked, stream=True
+    )
+    text = "".join([part.choices[0].delta.content or "" async for part in stream])
+    return {"right": float(said == task["answer"]), "sure": 0.5 * (text == "yes")}
+'''
+
+
+def agent_arguments(tmp_path: Path, server: StandIn) -> list[str]:
+    (tmp_path / "agent.py").write_text(AGENT)
+    rows = [{"prompt": "4213=", "answer": "1234"}, {"prompt": "21=", "answer": "12"}]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    named = ["agent", f"file={tmp_path}/agent.py", "--data", f"{tmp_path}/rows.jsonl"]
+    where = ["--address", server.address, "--served-model", "m"]
+    return [*named, *where, "--max-new-tokens", "9", "--full-reward", "1.5"]
+
+
+def test_agents_are_measured_with_a_server(
+    serve: Callable[[Answer], StandIn], tmp_path: Path, capsys: Capture
+) -> None:
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        if len(body["messages"]) > 1:
+            return completion("yes", "length")
+        return sorts(body)
+
+    server = serve(answer)
+    file = tmp_path / "lines.jsonl"
+    arguments = [*agent_arguments(tmp_path, server), "-n", "2", "-o", str(file)]
+    found = json.loads(run(capsys, *arguments, "--json"))
+    assert (found["num_tasks"], found["num_generations"]) == (2, 2)
+    # Odd seeds are right.
+    metrics = found["metrics"]
+    assert (metrics["reward"], metrics["pass@1"], metrics["pass@2"]) == (1.0, 0.5, 1.0)
+    assert (metrics["reward/right"], metrics["reward/sure"]) == (0.5, 0.5)
+    assert len(server.requests) == 8
+    for request in server.requests:
+        assert (request["model"], request["temperature"]) == ("m", 1.0)
+        assert "stream" not in request
+        # What the agent asks for, where that is less than what the command allows.
+        is_first = len(request["messages"]) == 1
+        assert request["max_tokens"] == (5 if is_first else 9)
+        assert ("tools" in request) == is_first
+    assert sorted({request["seed"] for request in server.requests}) == [0, 1, 2, 3]
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    for line in lines:
+        prompt, said, sure, yes = line["messages"]
+        assert line["prompt"] == prompt["content"]
+        assert (sure["content"], yes["content"]) == ("Sure?", "yes")
+        assert line["response"] == "yes"
+        assert line["truncated"] is True
+        assert line["num_tokens"] == len(said["content"]) + 3
+        assert line["correct"] == (line["reward"] == 1.5)
+
+
+def test_agents_that_fail_are_not_scored(
+    serve: Callable[[Answer], StandIn], tmp_path: Path, capsys: Capture
+) -> None:
+    def answer(body: dict[str, Any]) -> tuple[int, Any]:
+        if body["seed"] == 0:
+            return 503, {}
+        call = {"id": "1", "type": "function"}
+        call["function"] = {"name": "f", "arguments": "{}"}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+        return 200, {"choices": [{"message": message, "finish_reason": "tool_calls"}]}
+
+    server = serve(answer)
+    file = tmp_path / "lines.jsonl"
+    arguments = [*agent_arguments(tmp_path, server), "-o", str(file)]
+    found = json.loads(run(capsys, *arguments, "--json"))
+    assert found["metrics"]["unscored_rate"] == 1.0
+    first, second = [json.loads(line) for line in file.read_text().splitlines()]
+    assert "The server gives no reply: status 503." in first["problem"]
+    assert "RuntimeError: no tools please" in second["problem"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "message"),
+    [
+        (lambda body: (401, {"error": "no key"}), 2, "with status 401"),
+        (lambda body: (500, {}), 1, "answered none of 2 requests"),
+    ],
+)
+def test_a_server_of_no_use_to_agents_is_named(
+    answer: Answer,
+    code: int,
+    message: str,
+    serve: Callable[[Answer], StandIn],
+    tmp_path: Path,
+    capsys: Capture,
+) -> None:
+    server = serve(answer)
+    assert message in run(capsys, *agent_arguments(tmp_path, server), code=code)

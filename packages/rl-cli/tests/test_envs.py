@@ -285,3 +285,71 @@ def test_mistakes_are_named(
     out, err = capsys.readouterr()
     assert message in err
     assert out == ""
+
+
+GUESS = '''
+async def agent(task, client):
+    """Asks for a digit, says whether it is too small, and asks again."""
+    asked = [{"role": "user", "content": task.prompt}]
+    for guesses in (1, 2):
+        answer = await client.chat.completions.create(
+            model=task.model, messages=asked
+        )
+        text = answer.choices[0].message.content
+        if text == "stop":
+            raise RuntimeError("asked to stop")
+        if text == task["answer"]:
+            return {"guessed": 1 / guesses}
+        asked += [{"role": "assistant", "content": text},
+                  {"role": "user", "content": f"not {text or 'that'}"}]
+    return 0.0
+'''
+
+
+@pytest.fixture
+def guess(folder: Path) -> list[str]:
+    (folder / "guess.py").write_text(GUESS)
+    rows = [{"prompt": "digit?", "answer": str(n)} for n in (3, 7)]
+    (folder / "digits.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return ["agent", "file=guess.py", "--data", "digits.jsonl"]
+
+
+def test_a_person_answers_an_agent(
+    guess: list[str], capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = played(capsys, monkeypatch, "4\n3\n7\n", *guess)
+    assert out.count("[user] digit?") == 2
+    turns = ["[assistant] 4", "[user] not 4", "[assistant] 3", "reward/guessed: 0.5"]
+    places = [out.index(text) for text in turns]
+    assert places == sorted(places)
+    assert out.endswith("score: 1 of 2 with the full reward, mean reward 0.75\n")
+    out = played(capsys, monkeypatch, "4\n", *guess)
+    assert out.count("[user] digit?") == 1
+    assert "the input has ended" in out
+    monkeypatch.setattr("sys.stdin", io.StringIO("stop\n"))
+    assert _run(["envs", "play", *guess], False) == 1
+    assert "task 1: RuntimeError: asked to stop" in capsys.readouterr().err
+
+
+def test_an_agent_is_checked(guess: list[str], folder: Path, capsys: Capture) -> None:
+    report = called(capsys, "check", *guess)
+    found = {check["check"]: check for check in report["checks"]}
+    assert failed(report) == {}
+    assert found["gold answers earn the full reward"]["status"] == "pass"
+    assert found["the same a second time"]["status"] == "pass"
+    # One that takes anything, and one that never asks.
+    text = (folder / "guess.py").read_text()
+    (folder / "guess.py").write_text(text.replace('text == task["answer"]', "text"))
+    report = called(capsys, "check", *guess, code=1)
+    assert set(failed(report)) == {
+        "garbage earns less",
+        "the copied prompt earns less",
+        "one changed character earns less",
+    }
+    (folder / "guess.py").write_text("async def agent(task, client):\n    return 1.0\n")
+    assert "the policy is asked" in failed(called(capsys, "check", *guess, code=1))
+    (folder / "guess.py").write_text("async def agent(task, client):\n    1 / 0\n")
+    report = called(capsys, "check", *guess, code=1)
+    assert set(failed(report)) == {"tasks end with a reward"}
+    (problem,) = failed(report).values()
+    assert problem["reason"].startswith("error: ZeroDivisionError: division by zero")

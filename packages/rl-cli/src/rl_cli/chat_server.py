@@ -19,6 +19,8 @@ __all__ = ["ChatServer", "Reply"]
 
 _ROLES = frozenset({"system", "user", "assistant"})
 _SHOWN = 200
+# Replies arrive whole, one per request.
+_NOT_FORWARDED = ("stream", "stream_options", "n", "max_completion_tokens")
 # Pause between two attempts, doubled each time up to the second.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 8.0
 
@@ -37,6 +39,8 @@ class Reply:
     """Seconds from the first attempt to the reply."""
     problem: str = ""
     """Reason for a missing reply."""
+    message: Mapping[str, Any] = field(default_factory=dict)
+    """The whole message, perhaps with tool calls; {} without a reply."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,34 @@ class ChatServer:
             )
         return replies
 
+    async def complete(self, fields: Mapping[str, Any], seed: int) -> Reply:
+        """Have the server answer a request of another client.
+
+        Args:
+            fields: Body of the request; its model and sampling settings are replaced by
+                those of this object, and a smaller `max_tokens` counts.
+            seed: Seed, which a server may ignore.
+
+        Raises:
+            ConfigError: The server refuses the request.
+        """
+        kept = {name: v for name, v in fields.items() if name not in _NOT_FORWARDED}
+        asked = fields.get("max_completion_tokens") or fields.get("max_tokens")
+        most = self.max_new_tokens
+        body = {
+            **kept,
+            "model": self.model,
+            "temperature": self.temperature,
+            "max_tokens": min(asked, most) if isinstance(asked, int) else most,
+            "seed": seed,
+        }
+        async with aiohttp.ClientSession(headers=self._headers) as session:
+            return await self._ask_one(session, body)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
+
     async def _ask_all(
         self,
         conversations: Sequence[Sequence[Mapping[str, Any]]],
@@ -104,14 +136,13 @@ class ChatServer:
         seeds: Sequence[int],
     ) -> list[Reply]:
         room = asyncio.Semaphore(self.max_requests)
-        headers = {} if self.key is None else {"Authorization": f"Bearer {self.key}"}
         try:
             async with (
-                aiohttp.ClientSession(headers=headers) as session,
+                aiohttp.ClientSession(headers=self._headers) as session,
                 asyncio.TaskGroup() as group,
             ):
                 tasks = [
-                    group.create_task(self._ask_one(session, room, self._body(*each)))
+                    group.create_task(self._ask_in(room, session, self._body(*each)))
                     for each in zip(conversations, stops, seeds, strict=True)
                 ]
         except* ConfigError as refusals:
@@ -138,33 +169,36 @@ class ChatServer:
         }
         return {**body, "stop": list(stop)} if stop else body
 
-    async def _ask_one(
+    async def _ask_in(
         self,
-        session: aiohttp.ClientSession,
         room: asyncio.Semaphore,
+        session: aiohttp.ClientSession,
         body: Mapping[str, Any],
     ) -> Reply:
-        problem = ""
         async with room:
-            # Timed from here: waiting for a free slot is not the server's delay.
-            began = time.perf_counter()
-            for attempt in range(self.num_attempts):
-                if attempt:
-                    pause_s = _FIRST_PAUSE_S * 2 ** (attempt - 1)
-                    await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
-                try:
-                    status, text = await self._send(session, body)
-                except TimeoutError:
-                    problem = f"no reply within {self.deadline_s:g} s"
-                    continue
-                except aiohttp.ClientError as error:
-                    problem = f"no connection: {error}"
-                    continue
-                # Overload and failures of the server may pass; other errors will not.
-                if status >= 500 or status == 429:
-                    problem = f"status {status}"
-                    continue
-                return self._read(status, text, time.perf_counter() - began)
+            return await self._ask_one(session, body)
+
+    async def _ask_one(
+        self, session: aiohttp.ClientSession, body: Mapping[str, Any]
+    ) -> Reply:
+        problem, began = "", time.perf_counter()
+        for attempt in range(self.num_attempts):
+            if attempt:
+                pause_s = _FIRST_PAUSE_S * 2 ** (attempt - 1)
+                await asyncio.sleep(min(pause_s, _LONGEST_PAUSE_S))
+            try:
+                status, text = await self._send(session, body)
+            except TimeoutError:
+                problem = f"no reply within {self.deadline_s:g} s"
+                continue
+            except aiohttp.ClientError as error:
+                problem = f"no connection: {error}"
+                continue
+            # Overload and failures of the server may pass; other errors will not.
+            if status >= 500 or status == 429:
+                problem = f"status {status}"
+                continue
+            return self._read(status, text, time.perf_counter() - began)
         return Reply(None, time_s=time.perf_counter() - began, problem=problem)
 
     async def _send(
@@ -190,11 +224,13 @@ class ChatServer:
         try:
             found = json.loads(text)
             choice = found["choices"][0]
-            content = choice["message"]["content"] or ""
+            message = dict(choice["message"])
+            content = message.get("content") or ""
             tokens = (found.get("usage") or {}).get("completion_tokens")
         except (ValueError, LookupError, TypeError, AttributeError):
             raise ConfigError(
                 f"{self.address} must answer with a chat completion: got "
                 f"{text.strip()[:_SHOWN]!r}; is this the address of such a server?"
             ) from None
-        return Reply(content, choice.get("finish_reason") == "length", tokens, time_s)
+        is_cut = choice.get("finish_reason") == "length"
+        return Reply(content, is_cut, tokens, time_s, message=message)

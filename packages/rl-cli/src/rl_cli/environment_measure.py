@@ -180,6 +180,7 @@ def _of_address(
     from rl_cli.chat_server import ChatServer  # noqa: PLC0415
     from rl_cli.environment_run import measure_address  # noqa: PLC0415
     from rl_distributed.extras import leave_torch_out  # noqa: PLC0415
+    from rl_envs.agents.tasks import AgentHost  # noqa: PLC0415
 
     # Nothing here needs torch, whose import takes seconds.
     leave_torch_out()
@@ -192,7 +193,12 @@ def _of_address(
         deadline_s=options["deadline_s"],
     )
     began = time.perf_counter()
-    found = measure_address(server, env, tasks, config)
+    if isinstance(env, AgentHost) and env.agent_limits is not None:
+        from rl_cli.agent_run import measure_agents  # noqa: PLC0415
+
+        found = measure_agents(server, env, tasks, config)
+    else:
+        found = measure_address(server, env, tasks, config)
     return Measurement(options["served_model"], found, time.perf_counter() - began)
 
 

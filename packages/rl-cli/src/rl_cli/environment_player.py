@@ -10,14 +10,17 @@ task -> show prompt -> read answer -> step --continues--> show observation -+
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rl_cli.console import Terminal
 from rl_cli.environment_choice import GivenTasks
 from rl_distributed.batch.arrays import to_numpy
+from rl_envs.agents.tasks import MAIN, AgentHost, agent_limits_of
+from rl_envs.errors import AgentError
 from rl_envs.interfaces import (
     EnvironmentInterface,
     as_columns,
@@ -26,6 +29,9 @@ from rl_envs.interfaces import (
     total_reward,
 )
 from rl_envs.testing.responses import gold_of
+
+if TYPE_CHECKING:
+    from rl_envs.agents.stand_in import AgentQuestion
 
 __all__ = ["EnvironmentPlayer", "Score"]
 
@@ -59,6 +65,10 @@ class Score:
         )
 
 
+class _InputEndedError(Exception):
+    """There is nobody to answer the request of an agent any more."""
+
+
 class EnvironmentPlayer:
     """Plays tasks with a person at the terminal, or with what is piped in.
 
@@ -90,10 +100,16 @@ class EnvironmentPlayer:
         self.score = Score()
 
     def play(self, tasks: GivenTasks) -> Score:
-        """Play tasks in order until the last one or the end of the input."""
+        """Play tasks in order until the last one or the end of the input.
+
+        Raises:
+            AgentError: An agent of the environment raised, or met its time limit.
+        """
+        runs_agents = agent_limits_of(self.env) is not None
+        play_one = self._play_agent if runs_agents else self._play_one
         for number, row in enumerate(tasks.rows):
             self.terminal.raw(f"--- task {number + 1} of {len(tasks.rows)}")
-            if not self._play_one(row, tasks.prompts[number], number):
+            if not play_one(row, tasks.prompts[number], number):
                 self.terminal.raw("the input has ended")
                 break
         return self.score
@@ -144,6 +160,61 @@ class EnvironmentPlayer:
         earned += self._of_group(log, columns)
         self._end(earned, gold)
         return True
+
+    def _play_agent(
+        self,
+        row: Mapping[str, Any],
+        prompt: Sequence[Mapping[str, Any]],
+        number: int,
+    ) -> bool:
+        """Answer the requests of an agent; return False if the input ends first."""
+        from rl_envs.agents.stand_in import (  # noqa: PLC0415 - needs an HTTP server
+            AgentReply,
+            run_agents,
+        )
+
+        gold, seen = gold_of(row), dict[str, list[dict[str, Any]]]()
+        # One at a time, in threads: an agent may ask for several answers at once, and
+        # there is one person.
+        turn = asyncio.Lock()
+
+        def reply(question: AgentQuestion) -> AgentReply:
+            self._show_new(question, seen.setdefault(question.conversation, []))
+            text = self._read(self._is_one_line(gold))
+            if text is None:
+                raise _InputEndedError
+            said = {"role": "assistant", "content": text}
+            if not self.answers.isatty():
+                self._show(said)
+            seen[question.conversation] = [*question.messages, said]
+            return AgentReply(said)
+
+        async def answer(question: AgentQuestion) -> AgentReply:
+            async with turn:
+                return await asyncio.to_thread(reply, question)
+
+        assert isinstance(self.env, AgentHost)
+        try:
+            [played] = run_agents(self.env, [(list(prompt), dict(row))], answer)
+        except _InputEndedError:
+            return False
+        if played.result.reward is None:
+            raise AgentError(f"task {number + 1}: {played.result.error}")
+        for name, part in played.result.reward.parts.items():
+            self.terminal.raw(f"reward/{name}: {part:g}")
+        self._end(played.result.reward.reward, gold)
+        return True
+
+    def _show_new(
+        self, question: AgentQuestion, seen: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Show the messages of a request that are not on the screen already."""
+        messages = question.messages
+        known = len(seen) if messages[: len(seen)] == list(seen) else 0
+        if question.conversation != MAIN:
+            self.terminal.raw(f"(conversation {question.conversation})")
+        for message in messages[known:]:
+            self._show(message)
 
     def _of_group(self, log: Sequence[Mapping[str, Any]], columns: Any) -> float:
         """Return the group reward of the conversation, as the only one of its task."""

@@ -10,7 +10,7 @@ tasks x samples -> conversations --ask--> replies --step--> rewards, observation
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,11 +28,18 @@ from rl_envs.interfaces import (
     total_reward,
 )
 
-__all__ = ["measure_address"]
+__all__ = [
+    "MeasuredConversation",
+    "begin_conversations",
+    "evaluation_of",
+    "measure_address",
+]
 
 
 @dataclass(slots=True)
-class _Conversation:
+class MeasuredConversation:
+    """A conversation of a task, as far as it has come."""
+
     idx: int
     """Number of its task."""
     seed: int
@@ -93,7 +100,7 @@ def measure_address(
         ConfigError: The server refuses a request.
         GenerationError: No request got a reply.
     """
-    rounds = _begin(tasks, config)
+    rounds = begin_conversations(tasks, config)
     for _ in range(config.max_rollout_turns):
         playing = [each for each in rounds if each.is_open]
         if not playing:
@@ -109,12 +116,27 @@ def measure_address(
     if has_own(env, "close"):
         env.close([each.columns for each in rounds if each.is_begun])
     _add_rewards_of_groups(env, rounds)
+    return evaluation_of(rounds, config, _own(env, rounds))
+
+
+def evaluation_of(
+    rounds: Sequence[MeasuredConversation],
+    config: EvalConfig,
+    own: Mapping[str, float],
+) -> DatasetEvaluation:
+    """Return metrics and samples of conversations that have ended.
+
+    Args:
+        rounds: The conversations, those of a task one after the other.
+        config: See `measure_address`.
+        own: Metrics of the environment.
+    """
     samples = [_sample(each, config.pass_threshold) for each in rounds]
     if all(sample["answer"] is None for sample in samples):
         # The environment extracts no answers, so whole responses vote.
         samples = [{**s, "answer": s["response"].strip()} for s in samples]
     found = DatasetEvaluation.of(
-        "tasks", samples, config.num_generations, config.all_ks(), _own(env, rounds)
+        "tasks", samples, config.num_generations, config.all_ks(), dict(own)
     )
     if not all(each.counts_tokens for each in rounds):
         # A mean over the replies with a count would describe a part of the answers
@@ -123,18 +145,23 @@ def measure_address(
     return found
 
 
-def _begin(tasks: GivenTasks, config: EvalConfig) -> list[_Conversation]:
+def begin_conversations(
+    tasks: GivenTasks, config: EvalConfig
+) -> list[MeasuredConversation]:
+    """Return the conversations to have, those of a task one after the other."""
     found = []
     for idx, (row, prompt) in enumerate(zip(tasks.rows, tasks.prompts, strict=True)):
         for number in range(config.num_generations):
             log = [dict(message) for message in prompt]
             # Distinct for every answer, and the same in the next run.
             seed = config.seed + idx * config.num_generations + number
-            found.append(_Conversation(idx, seed, log, dict(row), len(log)))
+            found.append(MeasuredConversation(idx, seed, log, dict(row), len(log)))
     return found
 
 
-def _step(env: EnvironmentInterface[Any], playing: Sequence[_Conversation]) -> None:
+def _step(
+    env: EnvironmentInterface[Any], playing: Sequence[MeasuredConversation]
+) -> None:
     if not playing:
         return
     new = [each for each in playing if not each.is_begun]
@@ -162,9 +189,9 @@ def _step(env: EnvironmentInterface[Any], playing: Sequence[_Conversation]) -> N
 
 
 def _add_rewards_of_groups(
-    env: EnvironmentInterface[Any], rounds: Sequence[_Conversation]
+    env: EnvironmentInterface[Any], rounds: Sequence[MeasuredConversation]
 ) -> None:
-    groups: dict[int, list[_Conversation]] = {}
+    groups: dict[int, list[MeasuredConversation]] = {}
     for each in rounds:
         # Without a reply there is nothing to compare with the others of its group.
         if not each.problem:
@@ -179,7 +206,7 @@ def _add_rewards_of_groups(
             each.reward += reward
 
 
-def _sample(each: _Conversation, pass_threshold: float) -> dict[str, Any]:
+def _sample(each: MeasuredConversation, pass_threshold: float) -> dict[str, Any]:
     """Return a conversation as a JSON value."""
     said = each.log[each.num_prompt_messages :]
     last = [m["content"] for m in said if m["role"] == "assistant"][-1:]
@@ -202,7 +229,7 @@ def _sample(each: _Conversation, pass_threshold: float) -> dict[str, Any]:
 
 
 def _own(
-    env: EnvironmentInterface[Any], rounds: Sequence[_Conversation]
+    env: EnvironmentInterface[Any], rounds: Sequence[MeasuredConversation]
 ) -> dict[str, float]:
     """Return the environment's own metrics."""
     heard = [each for each in rounds if not each.problem]

@@ -5,6 +5,9 @@ header of the message and the header of the next answer belong to it. To find th
 conversation is rendered with a marker after the policy's answer, and the text after the
 marker is tokenized. The sampled tokens themselves never change.
 
+Messages of the role `environment` are rendered as those of a user, and so are those of
+any other role that the template does not show.
+
 This works as long as the template leaves the text before the marker alone:
 
     rendered so far | answer | MARKER | end of turn, observation, next header
@@ -23,12 +26,14 @@ from typing import Any
 from rl_algorithms.data.encoding import TextEncoder
 from rl_algorithms.data.types import LLMMessageLogType, Tokenizer
 from rl_algorithms.errors import RolloutError
+from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
 from rl_models.tokens.chat import has_chat_template, render_chat
 
 __all__ = ["Continuation", "ObservationEncoder", "Turn"]
 
 _logger = get_logger(__name__)
+_BASIC_ROLES = ("system", "user", "assistant")
 # Control pictures, which neither templates nor answers contain by chance.
 _MARKER = "\u2402answer\u2403"
 
@@ -88,6 +93,8 @@ class ObservationEncoder:
         # Its texts continue others, or have been rendered with a BOS token.
         self._encoder = TextEncoder(tokenizer, add_bos=False)
         self._ends: dict[int, str] = {}
+        # Chat models know no such role, and many templates leave its messages out.
+        self._roles = {"environment": "user"}
 
     def prompts(self, logs: Sequence[LLMMessageLogType]) -> list[list[int]] | None:
         """Return the tokens of prompts with descriptions of the tools.
@@ -139,7 +146,41 @@ class ObservationEncoder:
         ]
 
     def _render(self, log: Sequence[Mapping[str, Any]]) -> str:
-        return render_chat(self._tokenizer, log, **self._variables)
+        shown = [
+            {**m, "role": self._role(str(m["role"]))} if "role" in m else m for m in log
+        ]
+        return render_chat(self._tokenizer, shown, **self._variables)
+
+    def _role(self, role: str) -> str:
+        """Return a role with which the template shows a message."""
+        if role not in self._roles:
+            shows = role in _BASIC_ROLES or self._shows(role)
+            self._roles[role] = role if shows else "user"
+        return self._roles[role]
+
+    def _shows(self, role: str) -> bool:
+        """Return whether the template shows messages of a role, and warn if not.
+
+        A template may leave out what it does not know, without an error.
+        """
+        asked = [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b"},
+            {"role": role, "content": _MARKER},
+        ]
+        try:
+            if _MARKER in render_chat(self._tokenizer, asked, **self._variables):
+                return True
+            reason = "does not show them"
+        except ConfigError as error:
+            reason = str(error)
+        _logger.warning(
+            "messages of the role %r become those of a user, as the chat template does "
+            "not take them (%s); use one that does (policy.tokenizer.chat_template)",
+            role,
+            reason,
+        )
+        return False
 
     def _continuation(self, turn: Turn) -> str | None:
         """Return the text after the answer, or None if the text before it changed."""

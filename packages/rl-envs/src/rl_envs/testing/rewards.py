@@ -13,7 +13,7 @@ import copy
 import pickle
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from rl_distributed.batch.arrays import to_numpy
 from rl_distributed.errors import ConfigError
+from rl_envs.agents.tasks import AgentHost, agent_limits_of
 from rl_envs.errors import EnvironmentContractError, SandboxError, TaskError
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -30,25 +31,18 @@ from rl_envs.interfaces import (
     total_reward,
 )
 from rl_envs.registry import EnvironmentSpec
+from rl_envs.testing.agents import AgentExamination
 from rl_envs.testing.contract import check_environment, equal_values
 from rl_envs.testing.findings import Examination, Finding
 from rl_envs.testing.processes import rewards_in_another_process, says_it_pickles
-from rl_envs.testing.responses import Trial, prompt_messages, trials
+from rl_envs.testing.responses import prompt_messages, trials
+from rl_envs.testing.verdicts import Excuse, Verdicts, failed
 
 __all__ = ["examine_environment"]
-
-Excuse = Callable[[Mapping[str, Any], str], bool]
 
 _ALONE = 8
 """Number of rows also scored one by one, which is slow."""
 _OF_CONTRACT = 4
-_WRONG = {
-    "empty": "empty responses earn less",
-    "garbage": "garbage earns less",
-    "prompt": "the copied prompt earns less",
-}
-_GOLD = "gold answers earn the full reward"
-_CHANGE = "one changed character earns less"
 _EQUAL = "the same in any order and batch"
 _ARGUMENTS = "arguments are left alone"
 
@@ -91,11 +85,37 @@ def examine_environment(
         raise TaskError(
             f"prompts must have one entry per row: got {len(prompts)} for {len(rows)}"
         )
-    run = _Run(spec.make(), rows, prompts, config or Examination(), excuse)
+    made, config = spec.make(), config or Examination()
     try:
-        return list(run.findings())
+        return list(_findings(made, rows, prompts, config, excuse))
     finally:
-        run.env.shutdown()
+        made.shutdown()
+
+
+def _findings(
+    env: EnvironmentInterface[Any],
+    rows: Sequence[Mapping[str, Any]],
+    prompts: Sequence[MessageLog],
+    config: Examination,
+    excuse: Excuse | None,
+) -> Iterator[Finding]:
+    usable = _usable(env, rows)
+    yield usable
+    if agent_limits_of(env) is None:
+        yield from _Run(env, rows, prompts, config, excuse).findings()
+    # An agent that cannot start says no more than that its row is unusable.
+    elif usable.status == "pass" and isinstance(env, AgentHost):
+        yield from AgentExamination(env, rows, prompts, config, excuse).findings()
+
+
+def _usable(
+    env: EnvironmentInterface[Any], rows: Sequence[Mapping[str, Any]]
+) -> Finding:
+    unusable = env.unusable_rows([dict(row) for row in rows])
+    for row, reason in sorted(unusable.items()):
+        more = f"{len(unusable)} of {len(rows)} rows cannot be scored; "
+        return Finding("rows can be judged", "fail", f"{more}{reason}", row)
+    return Finding("rows can be judged", "pass", f"{len(rows)} rows")
 
 
 @dataclass(slots=True)
@@ -130,15 +150,14 @@ class _Run:
         self.metadata = [dict(rows[trial.row]) for trial in self.trials]
 
     def findings(self) -> Iterator[Finding]:
-        yield self._usable()
         whole = self._first_call()
         if isinstance(whole, Finding):
             yield whole
             return
-        yield self._gold(whole)
-        for kind, name in _WRONG.items():
-            yield self._wrong(whole, kind, name)
-        yield self._changes(whole)
+        verdicts = Verdicts(
+            self.rows, self.trials, whole.rewards, whole.ends, self.config, self.excuse
+        )
+        yield from verdicts.findings()
         yield self._turns(whole)
         yield self._equal(whole)
         yield self._arguments(whole)
@@ -167,13 +186,6 @@ class _Run:
             )
         return _Judged(rewards, ends, time_s, changed)
 
-    def _usable(self) -> Finding:
-        unusable = self.env.unusable_rows([dict(row) for row in self.rows])
-        for row, reason in sorted(unusable.items()):
-            more = f"{len(unusable)} of {len(self.rows)} rows cannot be scored; "
-            return Finding("rows can be judged", "fail", f"{more}{reason}", row)
-        return Finding("rows can be judged", "pass", f"{len(self.rows)} rows")
-
     def _first_call(self) -> _Judged | Finding:
         """Score all trials; if that raises, find the trial responsible."""
         try:
@@ -188,62 +200,8 @@ class _Run:
             try:
                 self.judge([index])
             except Exception as error:
-                return self._failed("step judges any response", _raised(error), trial)
+                return failed("step judges any response", _raised(error), trial)
         return Finding("step judges any response", "fail", _raised(whole))
-
-    def _failed(self, name: str, reason: str, trial: Trial) -> Finding:
-        return Finding(name, "fail", reason, trial.row, trial.response)
-
-    def _of_kind(self, kind: str) -> list[int]:
-        return [index for index, t in enumerate(self.trials) if t.kind == kind]
-
-    def _gold(self, whole: _Judged) -> Finding:
-        indices = self._of_kind("gold")
-        if not indices:
-            wanted = self.config.gold_column or "answer or ground_truth"
-            return Finding(_GOLD, "skip", f"no row has a text in the column {wanted}")
-        if not whole.ends[indices].any():
-            return Finding(_GOLD, "skip", "conversations continue after a gold answer")
-        full = whole.rewards[indices] >= self.config.full_reward
-        if self.config.allow_unscored:
-            full |= np.isnan(whole.rewards[indices])
-        if full.all():
-            return Finding(_GOLD, "pass", f"{len(indices)} rows")
-        worst = indices[int(np.argmin(full))]
-        reason = (
-            f"{int((~full).sum())} of {len(indices)} earn less than "
-            f"{self.config.full_reward:g}: got {whole.rewards[worst]:g}"
-        )
-        return self._failed(_GOLD, reason, self.trials[worst])
-
-    def _wrong(self, whole: _Judged, kind: str, name: str) -> Finding:
-        indices = self._of_kind(kind)
-        accepted = self._accepted(whole, indices)
-        if not accepted:
-            return Finding(name, "pass", f"{len(indices)} rows")
-        reason = f"{len(accepted)} of {len(indices)} earn the full reward"
-        return self._failed(name, reason, self.trials[accepted[0]])
-
-    def _changes(self, whole: _Judged) -> Finding:
-        indices = self._of_kind("change")
-        if not indices:
-            return Finding(_CHANGE, "skip", "no row has a gold answer")
-        accepted = self._accepted(whole, indices)
-        limit = self.config.max_accepted_changes
-        reason = f"{len(accepted)} of {len(indices)} earn the full reward"
-        if len(accepted) <= limit * len(indices):
-            return Finding(_CHANGE, "pass", reason)
-        reason += f", more than {limit:.0%}"
-        return self._failed(_CHANGE, reason, self.trials[accepted[0]])
-
-    def _accepted(self, whole: _Judged, indices: Sequence[int]) -> list[int]:
-        """Return the wrong responses with full reward that are not excused."""
-        full = [i for i in indices if whole.rewards[i] >= self.config.full_reward]
-        excuse = self.excuse
-        if excuse is None:
-            return full
-        named = [(i, self.trials[i]) for i in full]
-        return [i for i, t in named if not excuse(self.rows[t.row], t.response)]
 
     def _turns(self, whole: _Judged) -> Finding:
         name = "conversations end as declared"
@@ -253,7 +211,7 @@ class _Run:
             return Finding(name, "pass")
         trial = self.trials[int(np.argmin(whole.ends))]
         reason = "many_turns is False, but a conversation continues"
-        return self._failed(name, reason, trial)
+        return failed(name, reason, trial)
 
     def _equal(self, whole: _Judged) -> Finding:
         if not self.config.deterministic:
@@ -264,7 +222,7 @@ class _Run:
                     again = self.judge(indices)
                 except Exception as error:
                     trial = self.trials[indices[0]]
-                    return self._failed(_EQUAL, f"{what}: {_raised(error)}", trial)
+                    return failed(_EQUAL, f"{what}: {_raised(error)}", trial)
                 expected = whole.rewards[indices]
                 # NaN, which means not scored, must equal itself here.
                 same = (again.rewards == expected) | (
@@ -278,7 +236,7 @@ class _Run:
                         f"{expected[at]:g}; set deterministic to false if the "
                         "environment is random by design"
                     )
-                    return self._failed(_EQUAL, reason, self.trials[indices[at]])
+                    return failed(_EQUAL, reason, self.trials[indices[at]])
         return Finding(_EQUAL, "pass", f"{len(self.trials)} conversations")
 
     def _ways(self) -> Iterator[tuple[str, list[list[int]]]]:

@@ -1,4 +1,4 @@
-"""TextArena: games of one and two players, against moves drawn or a served model."""
+"""TextArena: games of one and two players, against moves, a model, or the policy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from rl_envs.bridges.textarena.environment import (
     TextArenaEnvironment,
 )
 from rl_envs.bridges.textarena.opponents import ServedPlayer
+from rl_envs.bridges.textarena.self_play import SelfPlayConfig, TextArenaSelfPlay
 from rl_envs.bridges.textarena.tasks import TextArenaTasks
 
-__all__ = ["ServedPlayer", "TextArenaConfig", "TextArenaEnvironment", "TextArenaTasks"]
+__all__ = [
+    "SelfPlayConfig",
+    "ServedPlayer",
+    "TextArenaConfig",
+    "TextArenaEnvironment",
+    "TextArenaSelfPlay",
+    "TextArenaTasks",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +12,8 @@ from rl_envs.bridges.kept_episodes import KeptEpisodes
 from rl_envs.bridges.textarena.episodes import Match
 from rl_envs.bridges.textarena.games import GameSpec
 from rl_envs.bridges.textarena.opponents import ListedMoves, ServedMoves, ServedPlayer
-from rl_envs.errors import MessageLogError, TaskError
+from rl_envs.bridges.textarena.rows import GameRow
+from rl_envs.errors import TaskError
 from rl_envs.outcomes import OUTCOME_KEY, ConversationOutcome
 from rl_envs.registry import register_env
 from rl_envs.worlds.game import (
@@ -118,25 +118,14 @@ class TextArenaEnvironment(GameEnvironment):
         Raises:
             MessageLogError: A column is missing, or the game starts otherwise here.
         """
-        spec, player, opening = _read(columns, row)
+        read = GameRow.read(columns, row)
         try:
-            match = self._matches.take(spec, ())
-            if match.start_digest != columns["ta_start"]:
-                raise TaskError(
-                    f"the installed {spec.game!r} starts otherwise with the seed "
-                    f"{spec.seed}; make the rows again"
-                )
-            for action in opening:
-                match.repeat(action)
+            match = self._matches.take(read.spec, ())
         except (TaskError, ValueError) as error:
-            raise MessageLogError(f"metadata[{row}]: {error}") from error
-        if match.has_ended or match.player != player:
-            raise MessageLogError(
-                f"metadata[{row}]['ta_player'] must be the player that moves after "
-                f"ta_opening: got {player}; make the rows again"
-            )
-        self._matches.keep(spec, opening, match)
-        return {"actions": list(opening)}
+            raise read.error(str(error)) from error
+        read.begin(match)
+        self._matches.keep(read.spec, read.opening, match)
+        return {"actions": list(read.opening)}
 
     def play(
         self, columns: Columns, state: Mapping[str, Any], response: str
@@ -168,7 +157,7 @@ class TextArenaEnvironment(GameEnvironment):
         for columns in metadata:
             state = columns.get(GAME_KEY)
             if isinstance(state, Mapping) and OUTCOME_KEY not in columns:
-                spec, _, _ = _read(columns, 0)
+                spec = GameRow.read(columns, 0).spec
                 self._matches.drop(spec, state["actions"])
 
     def shutdown(self) -> None:
@@ -189,10 +178,11 @@ class TextArenaEnvironment(GameEnvironment):
     def _begin(
         self, columns: Columns, state: Mapping[str, Any], response: str
     ) -> _Turn:
-        spec, player, _ = _read(columns, 0)
+        read = GameRow.read(columns, 0)
         actions: list[str] = list(state["actions"])
-        match = self._matches.take(spec, actions)
-        turn = _Turn(spec, player, state, actions, match, said_action(response))
+        match = self._matches.take(read.spec, actions)
+        said = said_action(response)
+        turn = _Turn(read.spec, read.player, state, actions, match, said)
         turn.is_legal = _act(turn, turn.said)
         return turn
 
@@ -220,43 +210,6 @@ class TextArenaEnvironment(GameEnvironment):
 
 def _act(turn: _Turn, text: str) -> bool:
     """Take and record an action; return whether it was legal."""
-    try:
-        is_legal = turn.match.take(text)
-    except ValueError:
-        # The game may be half changed. An empty action, which games refuse, stands for
-        # one that it fails on.
-        turn.match = Match(turn.spec)
-        for action in turn.actions:
-            turn.match.repeat(action)
-        text, is_legal = "", turn.match.take("")
+    turn.match, text, is_legal = turn.match.advanced(turn.actions, text)
     turn.actions.append(text)
     return is_legal
-
-
-def _read(columns: Columns, row: int) -> tuple[GameSpec, int, tuple[str, ...]]:
-    game, seed = columns.get("ta_game"), columns.get("ta_seed")
-    settings, player = columns.get("ta_settings"), columns.get("ta_player")
-    opening = columns.get("ta_opening")
-    if (
-        isinstance(game, str)
-        and type(seed) is int
-        and _is_object(settings)
-        and player in (0, 1)
-        and isinstance(opening, list | tuple)
-        and isinstance(columns.get("ta_start"), str)
-    ):
-        return GameSpec(game, seed, str(settings)), int(player), tuple(opening)
-    raise MessageLogError(
-        f"metadata[{row}] must have the columns ta_game, ta_seed, ta_settings, "
-        "ta_player, ta_opening and ta_start of TextArenaTasks: got "
-        f"{dict(columns)!r:.160}"
-    )
-
-
-def _is_object(text: Any) -> bool:
-    if not isinstance(text, str):
-        return False
-    try:
-        return isinstance(json.loads(text), dict)
-    except ValueError:
-        return False

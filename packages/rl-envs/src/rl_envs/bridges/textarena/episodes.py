@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from rl_envs.bridges.textarena.games import GameSpec, Luck, build_game
@@ -24,6 +25,7 @@ class Match:
     """
 
     def __init__(self, spec: GameSpec) -> None:
+        self.spec = spec
         self._luck = Luck(spec.seed)
         with self._luck.drawn():
             # The first import draws from the generators, too.
@@ -87,6 +89,27 @@ class Match:
                 raise ValueError(f"{type(error).__name__}: {error}") from error
         self._collect(player)
         return self._base.state.turn > turn and not self.broke_rules(player)
+
+    def advanced(self, actions: Sequence[str], text: str) -> tuple[Match, str, bool]:
+        """Take an action, also one that the game fails on.
+
+        Args:
+            actions: All actions so far.
+            text: The action.
+
+        Returns:
+            The match to go on with, the action that was taken, and whether it was
+            legal. An empty action, which games refuse, stands for one that the game
+            fails on.
+        """
+        try:
+            return self, text, self.take(text)
+        except ValueError:
+            # This match may be half changed.
+            again = Match(self.spec)
+            for action in actions:
+                again.repeat(action)
+            return again, "", again.take("")
 
     def repeat(self, action: str) -> None:
         """Take an action that was taken before."""

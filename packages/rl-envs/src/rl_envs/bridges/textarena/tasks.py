@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from rl_envs.bridges.textarena.episodes import Match
 from rl_envs.bridges.textarena.games import GameSpec
 from rl_envs.bridges.textarena.opponents import ListedMoves
+from rl_envs.bridges.textarena.rows import first_message
 from rl_envs.errors import TaskError
 from rl_envs.registry import register_task_source
 from rl_envs.tasks import Task, TaskSource, check_choice, settings_json
@@ -86,10 +87,7 @@ class TextArenaTasks(TaskSource):
                     self._opening.move(match, self.game, f"{spec.seed}/{opening}")
                 )
                 match.take(opening[-1])
-        prompt = (
-            f"{match.told(match.player)}\nAnswer each observation with one action, as "
-            "<move>...</move>."
-        )
+        prompt = first_message(match)
         columns = {
             "ta_game": spec.game,
             "ta_seed": spec.seed,
