@@ -24,6 +24,7 @@ from rl_envs.bridges.verifiers import (
 from rl_envs.errors import AgentSetupError
 from rl_envs.registry import create_env, create_task_source
 from rl_envs.tasks import Split
+from rl_envs.testing import assert_passed, examine_environment
 
 FOLDER = str(Path(__file__).parent / "scripts" / "verifiers_environments")
 SUMS: dict[str, Any] = {"env": "sums_of_tests", "folder": FOLDER}
@@ -100,10 +101,20 @@ def test_rollouts_are_rewarded_by_the_rubric(
         request.get("max_tokens") or request.get("max_completion_tokens")
         for request in policy.requests
     } == {7}
-    policy.reply = lambda question: "no"
-    [result] = run(sums, policy.address, rows[:1])
-    assert result.reward is not None
-    assert result.reward.reward == 0.0
+    for text in ("no", ""):
+        policy.reply = lambda question, text=text: text
+        [result] = run(sums, policy.address, rows[:1])
+        assert (result.error, result.ending) == ("", "done")
+        assert result.reward is not None
+        assert result.reward.reward == 0.0
+
+
+def test_it_is_examined_as_any_other(rows: list[dict[str, Any]]) -> None:
+    world = VerifiersEnvironment(VerifiersConfig(**SUMS))
+    found = examine_environment(world, rows[:3])
+    assert_passed(found)
+    status = {finding.check: finding.status for finding in found}
+    assert status["gold answers earn the full reward"] == "pass"
 
 
 def test_an_environment_of_several_turns(

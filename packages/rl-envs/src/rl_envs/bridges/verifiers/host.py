@@ -18,6 +18,9 @@ from typing import Any, TextIO
 __all__: list[str] = []
 
 
+_SAID_NOTHING = "EmptyModelResponseError"
+
+
 class _Host:
     """Answers requests, many rollouts at a time."""
 
@@ -101,8 +104,12 @@ class _Host:
         output = await self._env.run_rollout(
             request["input"], client, request["model"], request["sampling"]
         )
-        if output.get("error"):
-            raise RuntimeError(f"the rollout failed: {output['error']}")
+        error = output.get("error")
+        # A policy may say nothing, which is no failure of the environment.
+        if error and _SAID_NOTHING in str(error):
+            return {"reward": 0.0, "metrics": {}}
+        if error:
+            raise RuntimeError(f"the rollout failed: {error}")
         return {"reward": output["reward"], "metrics": output.get("metrics") or {}}
 
 
