@@ -136,7 +136,8 @@ def test_a_group_outlives_the_loss_of_a_node() -> None:
     kind, message, failed = found["first"]
     assert (kind, failed) == ("WorkerDiedError", rank)
     assert f"worker {rank} of group 'far'" in message
-    assert "node lost: nothing of Ray is left at" in message
+    # On a slow machine Ray itself may notice first, in words of its own.
+    assert "node lost: " in message
     assert found["dead"] == "dead"
     assert found["old_is_gone"]
     for kind, message, failed in found["without_room"]:

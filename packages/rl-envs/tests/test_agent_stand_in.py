@@ -169,9 +169,9 @@ def test_a_request_without_a_reply_and_one_that_ends_the_run() -> None:
         await waiting.wait()
         return await echo(question)
 
-    # The other tasks, which would wait for ever, are cancelled.
+    # The other task, which would wait to its limit, is cancelled.
     with pytest.raises(ValueError, match="no more"):
-        ran(agent, "a", "b", answer=fails)
+        ran(agent, "a", "b", answer=fails, time_limit_s=20.0)
 
 
 class Stuck:

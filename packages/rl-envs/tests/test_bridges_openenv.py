@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync import client
 from websockets.sync.client import connect
 from websockets.sync.server import serve
 
@@ -248,6 +250,23 @@ def test_a_server_that_dies_is_started_again(command: tuple[str, ...]) -> None:
     assert second.metadata[0]["game"]["actions"] == [
         json.dumps({"message": str(part)}) for part in right[:2]
     ]
+    world.shutdown()
+
+
+def test_a_connection_lost_in_its_handshake_is_opened_again(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = iter([True, False])
+
+    def once_lost(*arguments: Any, **settings: Any) -> Any:
+        if next(lost):
+            raise ConnectionClosedError(None, None)
+        return connect(*arguments, **settings)
+
+    monkeypatch.setattr(client, "connect", once_lost)
+    world = OpenEnvEnvironment(OpenEnvConfig(address=address))
+    assert world.step([log(sums()[0])], [row()]).rewards.tolist() == [1.0]
+    assert list(lost) == []
     world.shutdown()
 
 

@@ -27,7 +27,7 @@ from rl_distributed.errors import MissingExtraError
 from rl_envs.errors import EnvironmentServerError, EnvsError
 
 if TYPE_CHECKING:
-    from websockets.exceptions import InvalidHandshake, InvalidStatus
+    from websockets.exceptions import InvalidStatus, WebSocketException
     from websockets.sync.client import ClientConnection
 
 __all__ = [
@@ -237,7 +237,7 @@ def _connect(
     held: ExitStack, address: Callable[[], str], connect_s: float, max_bytes: int
 ) -> tuple[ClientConnection, str]:
     """Open a connection that `held` closes; return it and the address that it is to."""
-    handshake_error, status_error = _errors()
+    any_error, status_error = _errors()
     tried, until_s, pause_s = "", 0.0, _FIRST_PAUSE_S
     while True:
         now = address()
@@ -255,7 +255,9 @@ def _connect(
                     f"answers with HTTP {status} in place of a WebSocket; correct "
                     "address"
                 ) from error
-        except (OSError, handshake_error) as error:
+        # Also a connection that is closed in the middle of its handshake, by a server
+        # that ends.
+        except (OSError, any_error) as error:
             problem = error
         left_s = until_s - time.monotonic()
         if left_s <= 0:
@@ -289,7 +291,7 @@ def _opened(
     )
 
 
-def _errors() -> tuple[type[InvalidHandshake], type[InvalidStatus]]:
+def _errors() -> tuple[type[WebSocketException], type[InvalidStatus]]:
     """Return the errors of the package that a connection may end in.
 
     Raises:
@@ -297,15 +299,15 @@ def _errors() -> tuple[type[InvalidHandshake], type[InvalidStatus]]:
     """
     try:
         from websockets.exceptions import (  # noqa: PLC0415 - only this bridge
-            InvalidHandshake,
             InvalidStatus,
+            WebSocketException,
         )
     except ImportError as error:
         raise MissingExtraError(
             "environment 'openenv' needs the package websockets, which cannot be "
             f"imported ({error}); pip install 'rl-envs[openenv]'"
         ) from error
-    return InvalidHandshake, InvalidStatus
+    return WebSocketException, InvalidStatus
 
 
 def _socket_address(address: str) -> str:
