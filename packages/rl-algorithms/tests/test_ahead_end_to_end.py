@@ -12,6 +12,7 @@ import pytest
 import rl_algorithms as rl
 from rl_algorithms.asynchronous.event_log import EventLog, replay
 from rl_algorithms.testing import weights_digest
+from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_distributed.errors import ConfigError
 from rl_distributed.runs.ending import run_state
 
@@ -267,6 +268,11 @@ class TestAhead:
         )
         assert result.steps == 3
         assert result.history.column("train:asynchronous/staleness_max")[1][-1] == 1.0
+        first, *later = RolloutFiles(result.run_dir, 0).read()
+        assert first["versions"][0][0] == 0
+        # Of the same weights at first; then the trainer's are one step ahead.
+        assert first["trainer_logprobs"] == pytest.approx(first["logprobs"], abs=1e-3)
+        assert all(len(r["trainer_logprobs"]) == r["length"] for r in later)
 
     @pytest.mark.matrix
     def test_refuses_to_leave_prompts_out(self, pool, tiny_model, tmp_path):

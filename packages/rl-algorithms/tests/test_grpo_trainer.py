@@ -305,6 +305,18 @@ class TestKeptAnswers:
             assert "messages" not in record
         assert all("advantage" in record for record in records)
 
+    @pytest.mark.parametrize("batch", [8, 2])
+    def test_they_have_log_probs_of_the_trainer_if_it_computes_them(self, make, batch):
+        """With one optimizer step per batch, it does not."""
+        trainer = make(train_global_batch_size=batch, train_micro_batch_size=batch)
+        trainer.fit(ROWS, environment=Judge(by_answer))
+        records = kept(trainer)
+        assert len(records) == 12
+        for record in records:
+            expected = [0.0] * record["length"] if batch == 2 else None
+            assert record.get("trainer_logprobs") == expected
+            assert "advantage" in record
+
     def test_they_are_the_best_and_the_worst_of_a_group(self, make):
         trainer = make(max_num_steps=1)
         judged = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rl_algorithms.rollout.branches import Branch
+from rl_algorithms.rollout.branches import Branch, unfold_branches
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.trainers.sampling.kept_answers import KeptAnswers
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
@@ -113,12 +113,52 @@ def test_advantages_are_found_by_the_number_of_the_row(
     kept = keep(result, num_kept=1)  # that of the best reward
     rows = result.rows.select_indices([1, 2])
     rows["advantages"] = advantages
-    kept.note_advantages(rows)
+    kept.note_training(rows)
     assert "row_number" not in rows
     (record,) = kept.take()
     assert record["response"] == "ab"
     assert {k: v for k, v in record.items() if "advantage" in k} == noted
     assert kept.take() == []
+
+
+def test_log_probs_of_the_trainer_are_found_by_the_number_of_the_row() -> None:
+    result = rollout([[3, 3], [3, 4], [4]], rewards=torch.tensor([0.0, 1.0, 0.5]))
+    kept = keep(result)
+    # As training has them: in another order, one left out, one copied as padding.
+    rows = result.rows.select_indices([2, 1, 2])
+    rows["advantages"] = torch.zeros(3)
+    rows["prev_logprobs"] = -torch.arange(9.0).view(3, 3) - 0.00004
+    kept.note_training(rows)
+    found = {r["response"]: r.get("trainer_logprobs") for r in kept.take()}
+    assert found == {"aa": None, "ab": [-4.0, -5.0], "b": [-1.0]}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_log_probs_of_the_trainer_follow_the_parts(is_whole: bool) -> None:
+    parts = tuple(
+        Branch(
+            torch.tensor([0, *tokens]),
+            torch.tensor([0.0] + [1.0] * len(tokens)),
+            torch.zeros(len(tokens) + 1),
+            torch.tensor([-1] + [0] * len(tokens)),
+        )
+        for tokens in ([4, 4], [4])
+    )
+    result = rollout(
+        [[3, 3]],
+        branches=[parts],
+        generation_logprobs=torch.zeros((1, 3)),
+        input_lengths=torch.tensor([3]),
+    )
+    kept = keep(result)
+    rows = unfold_branches(result.rows.copy())
+    rows["advantages"] = torch.zeros(3)
+    rows["prev_logprobs"] = -torch.arange(9.0).view(3, 3)
+    kept.note_training(rows if is_whole else rows.select_indices([0, 1]))
+    (record,) = kept.take()
+    assert record["tokens"] == ["b", "b", "b", "a", "a"]
+    expected = [-4.0, -5.0, -7.0, -1.0, -2.0] if is_whole else None
+    assert record.get("trainer_logprobs") == expected
 
 
 def test_answers_without_a_score_come_last() -> None:

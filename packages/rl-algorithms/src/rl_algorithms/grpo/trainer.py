@@ -91,7 +91,6 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
         if train_rows is None:
             # No row is left, so there is nothing to learn from.
             return metrics
-        self._kept.note_advantages(train_rows)
         train_rows, global_batch_size = pad_to_plan(train_rows, self.plan)
         threshold = settings.seq_logprob_error_threshold
         # With a single optimizer step, the log-probs before the step are those of its
@@ -103,6 +102,7 @@ class GRPOTrainer(PolicyGradientTrainer[GRPOConfig]):
             prev=needs_prev or threshold is not None,
             reference=loss_config.has_kl_term,
         )
+        self._kept.note_training(train_rows)
         if threshold is not None:
             metrics |= mask_disagreement(train_rows, threshold)
         metrics |= count_tokens(train_rows)

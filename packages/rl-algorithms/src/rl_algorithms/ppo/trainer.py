@@ -79,7 +79,7 @@ class PPOTrainer(PolicyGradientTrainer[PPOConfig]):
             if loss_config.has_kl_reward:
                 metrics |= add_kl_penalty(train_rows, loss_config)
             metrics |= add_advantages(train_rows, self.config.ppo)
-        self._kept.note_advantages(train_rows)
+        self._kept.note_training(train_rows)
         return metrics | self._train_models(train_rows, global_batch_size)
 
     def _train_models(

@@ -1,7 +1,8 @@
 """`KeptAnswers`: a few answers of each training step as readable records.
 
 ```
-RolloutResult -> best and worst of some groups -> records <- advantages -> take
+RolloutResult -> best and worst of some groups -> records -> take
+                        advantages, trainer's log-probs ---^
 ```
 Groups are drawn by the run's seed and the step, not by their looks. An interrupted and
 resumed run keeps the same answers as an uninterrupted one.
@@ -49,7 +50,9 @@ class KeptAnswers:
     - `advantage`, or `advantages` if those of the sampled tokens differ,
     - `messages`: the whole conversation, if it has more than prompt and response,
     - `expected`: the right answer,
-    - `tokens` and `logprobs`: text and the sampler's log-prob of each sampled token.
+    - `tokens` and `logprobs`: text and the sampler's log-prob of each sampled token,
+    - `trainer_logprobs`: the log-prob of each sampled token by the policy before it
+      learns from the answer, if the step computes it.
 
     Answers that a second check rejected are kept in addition to the others.
 
@@ -70,7 +73,7 @@ class KeptAnswers:
 
         Args:
             result: The rollout, whose rows get the column `row_number` for
-                `note_advantages`.
+                `note_training`.
             step: Number of steps before this one.
         """
         rows = result.rows
@@ -86,25 +89,27 @@ class KeptAnswers:
         for row in sorted({*chosen, *rejected}):
             self._records[row] = self._record(result, row)
 
-    def note_advantages(self, rows: AnyRows) -> None:
-        """Add the advantages of kept answers that are trained on.
+    def note_training(self, rows: AnyRows) -> None:
+        """Add what training knows of kept answers: advantages, and its log-probs.
 
         Args:
-            rows: Columns `advantages` ([R] or [R, S]), `token_mask` and `row_number`,
-                which is removed. Of a conversation with several rows, the one with its
-                end counts.
+            rows: Columns `advantages` ([R] or [R, S]), `token_mask`, `row_number`,
+                which is removed, and if they were computed `prev_logprobs` [R, S]. Of a
+                conversation with several rows, the one with its end comes first, and
+                the others in the order of sampling.
         """
         if ROW_NUMBER not in rows:
             return
-        numbers = rows.pop(ROW_NUMBER).tolist()
-        # Reversed, so that the first row of a number wins: branches are appended after
-        # the rows with the ends of conversations.
-        places = {number: i for i, number in reversed(list(enumerate(numbers)))}
-        for number, record in self._records.items():
-            place = places.get(number)
-            if place is not None:
-                mask = rows["token_mask"][place] != 0
-                record |= _advantages(rows["advantages"][place], mask, record)
+        places: dict[int, list[int]] = {}
+        for place, number in enumerate(rows.pop(ROW_NUMBER).tolist()):
+            if number in self._records:
+                places.setdefault(number, []).append(place)
+        for number, found in places.items():
+            record, first = self._records[number], found[0]
+            mask = rows["token_mask"][first] != 0
+            record |= _advantages(rows["advantages"][first], mask, record)
+            if "prev_logprobs" in rows:
+                record |= _trainer_logprobs(rows, found, len(record["tokens"]))
 
     def take(self) -> list[dict[str, Any]]:
         """Return the records of the step, and begin the next one."""
@@ -231,6 +236,20 @@ def _advantages(values: Tensor, mask: Tensor, record: dict[str, Any]) -> dict[st
     # A branched conversation has the advantages of its earlier parts in other rows.
     is_whole = len(found) == len(record["tokens"])
     return {"advantages": [_short(value) for value in found]} if is_whole else {}
+
+
+def _trainer_logprobs(
+    rows: AnyRows, places: Sequence[int], num_tokens: int
+) -> dict[str, Any]:
+    """Return the trainer's log-probs of an answer, whose rows are at these places."""
+    values, mask = rows["prev_logprobs"], rows["token_mask"] != 0
+    first, *others = places
+    # Rows besides it are copies that pad the batch, or else the earlier parts.
+    if int(mask[first].sum()) == num_tokens:
+        others = []
+    found = [v for i in (*others, first) for v in values[i][mask[i]].tolist()]
+    is_whole = len(found) == num_tokens
+    return {"trainer_logprobs": [_short(v) for v in found]} if is_whole else {}
 
 
 def _reward_parts(rows: AnyRows, row: int) -> dict[str, float]:
