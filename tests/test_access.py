@@ -198,6 +198,33 @@ def test_a_page_of_another_origin_is_refused(
     assert listeners[name].door.counts.counts()["other_origin"] > before
 
 
+@pytest.mark.parametrize("name", STARTS)
+def test_a_link_on_another_page_opens_pages_alone(
+    listeners: dict[str, Listener], keys: Keys, name: str
+) -> None:
+    link = {
+        "Sec_Fetch_Site": "cross-site",
+        "Sec_Fetch_Mode": "navigate",
+        "Sec_Fetch_Dest": "document",
+    }
+    frame = {**link, "Sec_Fetch_Dest": "iframe"}
+    form = {**link, "Origin": "null"}
+    for route in listeners[name].table.routes:
+        opened = route.is_page and route.method == "GET"
+        for sent, is_let_in in [(link, opened), (frame, False), (form, False)]:
+            status, text, headers = listeners[name].ask(
+                route.method, route.path, keys.valid["admin"], **sent
+            )
+            if route.needs is not None:
+                is_refused = (status, reason(text)) == (403, "other_origin")
+                assert is_refused == (not is_let_in), (route.name, sent)
+            if is_let_in:
+                assert headers["X-Frame-Options"] == "DENY"
+                assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+                # The link is no key.
+                assert listeners[name].ask("GET", route.path, **sent)[0] == 401
+
+
 @pytest.mark.parametrize("name", ["watch", "run"])
 @pytest.mark.parametrize("host", ["example.org", "10.0.0.1", "127.0.0.1.example.org"])
 def test_a_name_that_was_rebound_to_loopback_is_refused(

@@ -30,6 +30,9 @@ from rl_cli.report.run_reader import read_run
 from rl_cli.report.terminal_view import essentials
 from rl_cli.report.watch_server import HOST, watch_app, watch_door
 from rl_distributed.access.bound_socket import bound_socket
+from rl_distributed.access.door import Door
+from rl_distributed.access.key_file import KeyFile
+from rl_distributed.access.rate_limit import RateLimit
 
 MakeRun = Callable[..., Path]
 TOKEN = "right-token"
@@ -57,10 +60,10 @@ def go_on(folder: Path, step: int, text: str = "yes") -> None:
 
 
 @contextmanager
-def served(live: LiveRuns) -> Iterator[int]:
+def served(live: LiveRuns, door: Door | None = None) -> Iterator[int]:
     """Serve runs from a thread; yield the port."""
     listener, loop = bound_socket(HOST, 0), asyncio.new_event_loop()
-    app = watch_app(live, watch_door(TOKEN))
+    app = watch_app(live, door or watch_door(TOKEN))
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     ready = threading.Event()
 
@@ -183,6 +186,119 @@ def test_only_the_owner_of_the_token_on_this_machine_is_answered(
     if status != 200:
         assert TOKEN not in text
         assert "grpo" not in text
+
+
+FOLLOWED = {
+    "Sec_Fetch_Site": "cross-site",
+    "Sec_Fetch_Mode": "navigate",
+    "Sec_Fetch_Dest": "document",
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/", {}, 200),
+        ("/", {"Sec_Fetch_Site": "same-site"}, 200),
+        # A frame, a script, a fetch and a form are other than a link.
+        ("/", {"Sec_Fetch_Dest": "iframe"}, 403),
+        ("/", {"Sec_Fetch_Dest": "object"}, 403),
+        ("/", {"Sec_Fetch_Dest": "script", "Sec_Fetch_Mode": "no-cors"}, 403),
+        ("/", {"Sec_Fetch_Mode": "cors", "Sec_Fetch_Dest": "empty"}, 403),
+        ("/", {"Sec_Fetch_Mode": "no-cors"}, 403),
+        ("/", {"Origin": "http://example.org"}, 403),
+        ("/", {"Origin": "null"}, 403),
+        ("/", {"method": "POST", "Origin": "null"}, 403),
+        ("/", {"method": "HEAD"}, 403),
+        # Only a page is opened by a link.
+        ("/data", {}, 403),
+        ("/chunk?name=r0s0t0-0", {}, 403),
+        ("/metrics", {}, 403),
+        ("/nothing", {}, 403),
+        # The key and the name of this machine are needed as ever.
+        ("/", {"token": None}, 401),
+        ("/", {"token": "wrong"}, 401),
+        ("/", {"Host": "example.org"}, 403),
+    ],
+)
+def test_a_link_on_another_site_opens_the_page(
+    served_run: int, path: str, headers: dict[str, Any], status: int
+) -> None:
+    found, text, sent = get(served_run, path, **{**FOLLOWED, **headers})
+    assert found == status
+    # What is opened can be neither framed nor reached by the page with the link.
+    assert sent["X-Frame-Options"] == "DENY"
+    assert "frame-ancestors 'none'" in sent["Content-Security-Policy"]
+    assert sent["Cross-Origin-Opener-Policy"] == "same-origin"
+    if status == 200:
+        assert text.startswith("<!DOCTYPE html>")
+    elif path in ("/data", "/metrics", "/chunk?name=r0s0t0-0"):
+        assert json.loads(text)["error"]["code"] == "other_origin"
+
+
+ACCEPT = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status", "title", "remedy"),
+    [
+        ("/", {"token": None}, 401, "has no key", "complete address"),
+        ("/?token=<b>x", {"token": None}, 401, "not one of this page", "?token="),
+        ("/data", {"token": "<i>wrong"}, 401, "not one of this page", "prints another"),
+        ("/<u>nothing", {"token": None}, 401, "has no key", "complete address"),
+        ("/", {"Origin": "http://<b>"}, 403, "Another page", "in a new tab"),
+        ("/", {"Host": "<b>.org"}, 403, "another name", "127.0.0.1 or localhost"),
+    ],
+)
+def test_a_browser_that_is_refused_reads_why(
+    served_run: int,
+    path: str,
+    headers: dict[str, Any],
+    status: int,
+    title: str,
+    remedy: str,
+) -> None:
+    found, text, sent = get(served_run, path, Accept=ACCEPT, **headers)
+    assert found == status
+    assert sent["Content-Type"] == "text/html; charset=utf-8"
+    assert ("WWW-Authenticate" in sent) == (status == 401)
+    assert sent["Cache-Control"] == "no-store"
+    assert title in text[text.index("<h1>") : text.index("</h1>")]
+    assert remedy in text
+    assert "default-src 'none'" in text
+    # Nothing that the request chose.
+    assert not re.search("<(b|i|u|script)>|&lt;", text)
+    code = json.loads(get(served_run, path, **headers)[1])["error"]["code"]
+    assert f"status {status}, {code}." in text
+
+
+def test_a_browser_reads_of_the_state_of_its_key(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    _, expired = file.create("old", "viewer")
+    _, revoked = file.create("gone", "viewer")
+    _, slow = file.create("slow", "viewer", rate=RateLimit.parse("1/h"))
+    content = json.loads(file.path.read_text())
+    content["keys"][0]["expires"] = "2020-01-01T00:00:00+00:00"
+    file.path.write_text(json.dumps(content))
+    file.revoke("gone")
+    (tmp_path / "run.json").write_text('{"kind": "algorithm", "name": "grpo"}')
+    door = watch_door(None, key_file=file)
+    with served(LiveRuns([tmp_path]), door) as port:
+
+        def read(key: str) -> tuple[int, str]:
+            status, text, _ = get(port, f"/?token={key}", token=None, Accept=ACCEPT)
+            assert key not in text
+            return status, text
+
+        assert read(slow)[0] == 200
+        for key, status, said in [
+            (expired, 401, "Your key has expired"),
+            (revoked, 401, "Your key was revoked"),
+            (slow, 429, "too many requests"),
+            (slow[:-1], 401, "not complete"),
+        ]:
+            found, text = read(key)
+            assert (found, said in text) == (status, True)
 
 
 @pytest.fixture(scope="module")
@@ -390,6 +506,45 @@ def test_a_terminal_shows_the_essentials_once(
         "the answer",
     ):
         assert said in out
+
+
+def test_a_small_terminal_shows_state_warnings_metrics_and_an_answer(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rl_cli.report import terminal_view  # noqa: PLC0415
+
+    log = {"level": "ERROR", "message": "it broke " * 50, "logger": "a", "time": "1"}
+    folder = make_run(rollouts=[answer(20, "the answer " * 50)], logs=[log])
+    more = dict.fromkeys(terminal_view._METRICS, 0.123456)
+    line = {"step": 20, "time": 1.7e9, "metrics": more}
+    (metrics,) = folder.glob("**/metrics.jsonl")
+    with open(metrics, "a") as file:
+        file.write(json.dumps(line) + "\n")
+
+    def leave(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(terminal_view.time, "sleep", leave)
+    out = io.StringIO()
+    console = Console(file=out, width=80, height=24, force_terminal=True)
+    terminal_view.show(LiveRuns([folder]), console, once=False)
+    # The last drawing, after the cursor went up; without colours.
+    drawn = re.split(r"\x1b\[1A", out.getvalue())[-1]
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", drawn).rstrip("\n").splitlines()
+    assert max(map(len, shown)) <= 80
+    for said in (
+        "finished",
+        "step 20 of 20",
+        "ERROR: it broke",
+        "train:reward",
+        "val:accuracy",
+        "answer of step 20",
+        "response: the answer",
+    ):
+        assert any(said in line for line in shown), said
+    # Cut to the screen by what is left out, and not by its lower edge.
+    assert len(shown) < 24
+    assert "..." not in shown
 
 
 @pytest.mark.parametrize(

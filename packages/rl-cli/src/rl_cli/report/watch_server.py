@@ -10,7 +10,8 @@
 Every request needs the token or a key with the role `viewer`, in its address or as
 `Authorization: Bearer T`. On loopback it must be meant for this machine: one that was
 sent to another name (DNS rebinding) is refused. A page of another origin is refused
-everywhere. No path of a file comes from outside.
+everywhere, but a link on it may open `/`. A browser that is refused gets a page that
+says why. No path of a file comes from outside.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from aiohttp import web
 
 from rl_cli.report.live_runs import LiveRuns
 from rl_cli.report.page import render_page
+from rl_cli.report.refusal_page import refusal_page
 from rl_cli.report.sample_chunks import script_json
 from rl_distributed.access.door import Door, FixedKey
 from rl_distributed.access.http_app import (
@@ -98,7 +100,7 @@ def watch_routes(runs: LiveRuns, door: Door) -> RouteTable:
 
     return RouteTable(
         [
-            Route("GET", "/", "view", page),
+            Route("GET", "/", "view", page, is_page=True),
             Route("GET", "/data", "view", data),
             Route("GET", "/chunk", "view", chunk),
             metrics_route(door),
@@ -114,7 +116,12 @@ def watch_app(runs: LiveRuns, door: Door) -> web.Application:
         door: Admits requests.
     """
     # A key in the address: a browser that opens a page sends no header of its own.
-    return guarded_app(door, watch_routes(runs, door), takes_query_key=True)
+    return guarded_app(
+        door,
+        watch_routes(runs, door),
+        takes_query_key=True,
+        refusal_page=refusal_page,
+    )
 
 
 async def serve(

@@ -4,7 +4,7 @@ Rules are checked in this order; the first one that a request breaks refuses it:
 
 | rule | status | reason |
 |---|---|---|
-| no page of another origin | 403 | `other_origin` |
+| no page of another origin, except a link that opens a page | 403 | `other_origin` |
 | without a key: asked for by the name of this machine | 403 | `other_host` |
 | a valid key of the listener | 401 | `key_missing`, `key_malformed`, `key_unknown`, `key_expired`, `key_revoked` |
 | the key's role has what the route needs | 403 | `role` |
@@ -65,6 +65,8 @@ class AccessRequest:
     """The header `Origin`; only browsers send it."""
     fetch_site: str | None = None
     """The header `Sec-Fetch-Site`; likewise."""
+    opens_page: bool = False
+    """Whether a browser opens a page of the listener in a tab, as by a link."""
     nonce: str = ""
     """The header `X-RL-Nonce`."""
     time: str = ""
@@ -276,7 +278,13 @@ class Door:
 
     @staticmethod
     def _check_origin(request: AccessRequest) -> None:
-        """Refuse pages of other origins; programs send neither header."""
+        """Refuse pages of other origins; programs send neither header.
+
+        A link that opens a page is no such request: the page of another origin cannot
+        read what is shown, and nothing changes. The key is still needed.
+        """
+        if request.opens_page and request.origin is None:
+            return
         site = request.fetch_site
         is_other = site is not None and site not in ("none", "same-origin")
         if request.origin is not None:

@@ -47,9 +47,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 SAFE_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "frame-ancestors 'none'",
+    "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
 }
 
 _NOBODY = Caller()
@@ -66,6 +68,8 @@ class Route:
     needs: Permission | None
     """None: nothing; such as for a load balancer that asks for health."""
     handler: Handler
+    is_page: bool = False
+    """Whether browsers open it, so that a link on a page of another origin may."""
 
     @property
     def name(self) -> str:
@@ -82,7 +86,7 @@ class RouteTable:
 
     def __init__(self, routes: Sequence[Route]) -> None:
         self.routes = tuple(routes)
-        self._needs = {(route.method, route.path): route.needs for route in routes}
+        self._by_name = {(route.method, route.path): route for route in routes}
 
     def add_to(self, app: web.Application) -> None:
         """Give an application the routes."""
@@ -93,7 +97,14 @@ class RouteTable:
                 app.router.add_route(route.method, route.path, route.handler)
 
     def needs(self, request: web.Request) -> Permission | None:
-        """Return what a request needs.
+        """Return what a request needs."""
+        route = self.find(request)
+        if route is None:
+            return "view"
+        return route.needs
+
+    def find(self, request: web.Request) -> Route | None:
+        """Return the route of a request; None: it is that of no route.
 
         By the route that was found and not by the path that was sent, because one
         path can be spelled in several ways.
@@ -101,21 +112,25 @@ class RouteTable:
         found = request.match_info
         resource = found.route.resource
         if found.http_exception is not None or resource is None:
-            return "view"
+            return None
         method = "GET" if request.method == "HEAD" else request.method
-        return self._needs[method, resource.canonical]
+        return self._by_name[method, resource.canonical]
 
 
 def access_request(
-    request: web.Request, *, takes_query_key: bool = False
+    request: web.Request, *, takes_query_key: bool = False, is_page: bool = False
 ) -> AccessRequest:
     """Return what a door looks at of a request.
 
     Args:
         request: The request.
         takes_query_key: Whether a key may stand in the address, as `?token=KEY`.
+        is_page: Whether its route is a page, which browsers open.
     """
     headers = request.headers
+    # Not a frame, whose destination is `iframe`, nor a form, whose method is POST.
+    in_tab = (headers.get("Sec-Fetch-Mode"), headers.get("Sec-Fetch-Dest"))
+    is_opened = request.method == "GET" and in_tab == ("navigate", "document")
     return AccessRequest(
         what=f"{request.method} {request.path}",
         client=request.remote or "",
@@ -124,6 +139,7 @@ def access_request(
         host=headers.get("Host", ""),
         origin=headers.get("Origin"),
         fetch_site=headers.get("Sec-Fetch-Site"),
+        opens_page=is_page and is_opened,
         nonce=headers.get(NONCE_HEADER, ""),
         time=headers.get(TIME_HEADER, ""),
     )
@@ -135,6 +151,7 @@ def guarded_app(
     *,
     max_body_bytes: int = 65_536,
     takes_query_key: bool = False,
+    refusal_page: Callable[[Refusal], str] | None = None,
 ) -> web.Application:
     """Return an application whose routes are behind a door.
 
@@ -143,6 +160,8 @@ def guarded_app(
         table: The routes.
         max_body_bytes: Largest body of a request.
         takes_query_key: Whether a key may stand in the address, as `?token=KEY`.
+        refusal_page: Returns the HTML page that a browser gets in place of JSON when it
+            is refused; None: browsers get JSON, too.
     """
 
     @web.middleware
@@ -153,7 +172,12 @@ def guarded_app(
         return response
 
     async def _answer(request: web.Request, handler: Handler) -> web.StreamResponse:
-        seen = access_request(request, takes_query_key=takes_query_key)
+        route = table.find(request)
+        seen = access_request(
+            request,
+            takes_query_key=takes_query_key,
+            is_page=route is not None and route.is_page,
+        )
         try:
             caller = door.admit(seen, table.needs(request))
             current_caller.set(caller)
@@ -165,6 +189,8 @@ def guarded_app(
                 )
             return await handler(request)
         except Refusal as refusal:
+            if refusal_page is not None and _is_browser(request):
+                return _refusal_as_page(refusal, refusal_page(refusal))
             return refusal_response(refusal)
         except web.HTTPRequestEntityTooLarge:
             door.counts.refused("too_large", seen.what, seen.client)
@@ -214,6 +240,20 @@ def refusal_response(refusal: Refusal) -> web.Response:
     response = error_response(refusal.status, refusal.reason, str(refusal))
     response.headers.update(refusal_headers(refusal))
     return response
+
+
+def _is_browser(request: web.Request) -> bool:
+    """Return whether a person reads the answer; scripts accept anything."""
+    return "text/html" in request.headers.get("Accept", "").lower()
+
+
+def _refusal_as_page(refusal: Refusal, page: str) -> web.Response:
+    return web.Response(
+        text=page,
+        status=refusal.status,
+        content_type="text/html",
+        headers=refusal_headers(refusal),
+    )
 
 
 def refusal_headers(refusal: Refusal) -> dict[str, str]:
