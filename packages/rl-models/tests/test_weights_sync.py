@@ -133,6 +133,12 @@ def test_every_way_brings_every_version(trainer, generation, transport):
         assert sync.sync_weights(timer) == generation.weight_version
         assert not sync.is_stale
         assert disagreement(trainer, generation) < 1e-5
+    confirmed = sync.take_confirmed()
+    last = generation.weight_version
+    assert [one.version for one in confirmed] == [last - 2, last - 1, last]
+    assert {one.num_processes for one in confirmed} == {2}
+    assert len({one.digest for one in confirmed}) == 3
+    assert sync.take_confirmed() == []
     spans = timer.get_timing_metrics("count")
     assert spans["weight_sync"] == 3
     assert spans["weight_sync/probe"] == 2
@@ -179,6 +185,9 @@ def test_published_weights_are_a_copy(trainer, generation):
     assert disagreement(trainer, generation) > 1e-2
     # Lost replicas get the same again, although the trainer has gone on.
     sync.restore_weights()
+    _, loaded, again = sync.take_confirmed()
+    assert loaded == again
+    assert loaded.version == first + 1
     assert torch.equal(generation.generate(rows)["output_ids"], copy["output_ids"])
     sync.sync_weights()
     assert disagreement(trainer, generation) < 1e-5
@@ -460,6 +469,7 @@ def test_two_sides_that_offer_the_least(caplog):
         assert synchronizer.sync_weights() == 1
         assert synchronizer.sync_weights() == 2
     assert sink.weight_version == 2
+    assert synchronizer.take_confirmed() == [], "it does not say"
     told = [r.getMessage() for r in caplog.records if "cannot be checked" in r.msg]
     assert len(told) == 1, "said once"
     assert told[0].startswith("Plain has no config, get_logprobs, so whether")

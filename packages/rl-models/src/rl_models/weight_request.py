@@ -8,7 +8,13 @@ from typing import Any, Literal
 
 import torch
 
-__all__ = ["LoadReport", "Pending", "WeightKind", "WeightRequest"]
+__all__ = [
+    "ConfirmedWeights",
+    "LoadReport",
+    "Pending",
+    "WeightKind",
+    "WeightRequest",
+]
 
 WeightKind = Literal["merged", "apart", "adapter"]
 """`merged`: all weights, an adapter added to them; `apart`: those of the base, and the
@@ -60,6 +66,17 @@ class LoadReport:
     """Digest of the manifest of what it received."""
     problem: str = ""
     """Why it refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConfirmedWeights:
+    """A version that every process of a generator has confirmed."""
+
+    version: int
+    digest: str
+    """Digest of the manifest: of names, shapes, dtypes and values of the tensors."""
+    num_processes: int
+    """Number of processes that found this digest in what they had received."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from rl_models.types import (
     GenerationOutput,
     SamplingParams,
 )
-from rl_models.weight_request import Pending, WeightRequest
+from rl_models.weight_request import ConfirmedWeights, Pending, WeightRequest
 from rl_models.weights.following import Following
 from rl_models.weights.protocols import WeightSource
 
@@ -93,6 +93,7 @@ class GenerationPolicy(GenerationInterface):
     def _begin(self, sampled: Sampled) -> None:
         """Reset the state of serving for another model."""
         self._served.version, self._served.refusal = 0, ""
+        self._served.confirmed = None
         self._num_calls = 0
         self._restore: Callable[[], None] | None = None
         context = sampled.context
@@ -325,6 +326,11 @@ class GenerationPolicy(GenerationInterface):
     def weight_version(self) -> int:
         """Version that every replica serves; 0 is the checkpoint's weights."""
         return self._served.version
+
+    @property
+    def confirmed_weights(self) -> ConfirmedWeights | None:
+        """The last weight update, as all processes confirmed it; None before one."""
+        return self._served.confirmed
 
     @property
     def taken_adapter(self) -> LoRAConfig | None:

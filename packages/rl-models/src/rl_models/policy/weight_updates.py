@@ -18,7 +18,12 @@ from rl_models.types import (
     GenerationOutput,
     SamplingParams,
 )
-from rl_models.weight_request import LoadReport, Pending, WeightRequest
+from rl_models.weight_request import (
+    ConfirmedWeights,
+    LoadReport,
+    Pending,
+    WeightRequest,
+)
 
 __all__ = ["ServedWeights", "WeightUpdates"]
 
@@ -33,6 +38,8 @@ class ServedWeights:
     """0 is the checkpoint's."""
     refusal: str = ""
     """Why nothing is generated; empty if nothing is wrong."""
+    confirmed: ConfirmedWeights | None = None
+    """The last update; None before the first one."""
     num_setups: int = 0
     """Number of times that all replicas were started, or given another model."""
 
@@ -98,6 +105,10 @@ class WeightUpdates:
                 raise
             self._replicas.replicas.updated(whole)
             self._served.version = request.version
+            digest = next(iter(reports.values())).digest
+            self._served.confirmed = ConfirmedWeights(
+                request.version, digest, len(reports)
+            )
             self._served.refusal = ""
 
         return Pending(finish)

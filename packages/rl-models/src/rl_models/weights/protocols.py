@@ -11,6 +11,7 @@ narrower protocols, which `lacking` looks for at run time; it inherits none of t
 | `WeightProcesses` | notices workers that were replaced, or given another model |
 | `ProbedSource`, `ProbedSink` | compares log-probs of trainer and replicas |
 | `InspectableSink` | names the tensors that differ, where log-probs do |
+| `ConfirmingSink` | notes the digest of each version |
 | `RestorableSink` | sends restarted replicas the weights that they served |
 | `AdapterSource`, `AdapterSink` | sends the base once, and adapters alone afterwards |
 """
@@ -31,13 +32,14 @@ if TYPE_CHECKING:
         LogprobOutputSpec,
         SamplingParams,
     )
-    from rl_models.weight_request import Pending, WeightRequest
+    from rl_models.weight_request import ConfirmedWeights, Pending, WeightRequest
     from rl_models.weights.config import WeightSyncConfig
 
 __all__ = [
     "AdapterSink",
     "AdapterSource",
     "ConfiguredSink",
+    "ConfirmingSink",
     "InspectableSink",
     "LinkedSink",
     "LinkedSource",
@@ -131,6 +133,15 @@ class ConfiguredSink(Protocol):
     @property
     def config(self) -> SamplerSettings:
         """Its settings."""
+        ...
+
+
+class ConfirmingSink(Protocol):
+    """A generator that says what its processes have confirmed."""
+
+    @property
+    def confirmed_weights(self) -> ConfirmedWeights | None:
+        """The last update that all processes confirmed; None before the first one."""
         ...
 
 

@@ -15,6 +15,7 @@ ones get the weights in a second attempt.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from rl_distributed.logs.logging import get_logger
 from rl_distributed.timing.timer import Timer
 from rl_models.errors import WeightSyncError
 from rl_models.interfaces import lacking
-from rl_models.weight_request import Pending, WeightRequest
+from rl_models.weight_request import ConfirmedWeights, Pending, WeightRequest
 from rl_models.weights.base_weights import BaseWeights
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.links import (
@@ -42,6 +43,7 @@ from rl_models.weights.links import (
 from rl_models.weights.probe import Probe
 from rl_models.weights.protocols import (
     ConfiguredSink,
+    ConfirmingSink,
     RestorableSink,
     WeightProcesses,
     WeightSink,
@@ -57,6 +59,8 @@ _logger = get_logger(__name__)
 _GRACE_S = 5.0
 # Enough for the other side to report what it saw, little beside a whole deadline.
 _AFTER_FAILURE_S = 5.0
+# Enough between two steps; without anybody who takes them, the oldest are dropped.
+_MOST_CONFIRMED = 64
 
 
 class TrainerLostError(WeightSyncError):
@@ -102,6 +106,7 @@ class WeightSynchronizer:
         self._probed_processes: Any = None
         self._loaded: PublishedWeights | None = None
         """What `load` has brought last; None: what is served came by a sync."""
+        self._confirmed: deque[ConfirmedWeights] = deque(maxlen=_MOST_CONFIRMED)
         self._is_stale = True
         self._goes_back = False
         """Whether the next version may be one that was served before."""
@@ -128,6 +133,7 @@ class WeightSynchronizer:
         """
         self._is_stale = self._goes_back = True
         self._loaded = self._probed_processes = None
+        self._confirmed.clear()
 
     def sync_weights(
         self, timer: Timer | None = None, *, version: int | None = None
@@ -220,6 +226,26 @@ class WeightSynchronizer:
         refused = failure_of(update, request.deadline_s + _GRACE_S)
         if refused is not None:
             self._raise_failed(request, failure_of(export, _AFTER_FAILURE_S), refused)
+        self._note_confirmed()
+
+    def take_confirmed(self) -> list[ConfirmedWeights]:
+        """Return the versions that came since the last call, the oldest first.
+
+        They include versions that were sent again to restarted replicas. Empty if the
+        generator does not say what it has confirmed.
+        """
+        taken = []
+        # One by one: `load` may add another one in its thread at any moment.
+        while self._confirmed:
+            taken.append(self._confirmed.popleft())
+        return taken
+
+    def _note_confirmed(self) -> None:
+        if lacking(self.generation, ConfirmingSink):
+            return
+        confirmed = cast(ConfirmingSink, self.generation).confirmed_weights
+        if confirmed is not None:
+            self._confirmed.append(confirmed)
 
     def close(self) -> None:
         """Close the link, if there is one."""
@@ -278,6 +304,7 @@ class WeightSynchronizer:
             is_loaded = True
         finally:
             self._base.settle(is_loaded=is_loaded)
+        self._note_confirmed()
 
     def _send(self, request: WeightRequest) -> None:
         """Start the transfer on both sides, and wait for both."""
