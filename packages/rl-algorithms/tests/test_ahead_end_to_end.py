@@ -12,6 +12,7 @@ import pytest
 import rl_algorithms as rl
 from rl_algorithms.asynchronous.event_log import EventLog, replay
 from rl_algorithms.testing import weights_digest
+from rl_algorithms.trainers.run.weight_versions import WeightVersions
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_distributed.errors import ConfigError
 from rl_distributed.runs.ending import run_state
@@ -208,6 +209,12 @@ class TestAhead:
             for actions in again
         ] == [[from_json(action) for action in entry["actions"]] for entry in log[1:]]
         assert sorted(trained_prompts(log, up_to=24)) == list(range(96))
+        transfers = list(WeightVersions(result.run_dir).read())
+        versions = [record["version"] for record in transfers]
+        # One optimizer step per step, and the last weights sample the last validation.
+        assert versions == list(range(versions[0], 25))
+        assert all(r["processes"] == 1 and len(r["digest"]) == 32 for r in transfers)
+        assert all(r["version"] <= r["step"] for r in transfers)
 
     def test_a_paused_run_samples_no_further_and_goes_on(
         self, pool, tiny_model, tmp_path

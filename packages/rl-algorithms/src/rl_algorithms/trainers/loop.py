@@ -172,11 +172,18 @@ class TrainingLoop(Generic[ConfigT]):
                 return
             with trainer.timer.time("total_step_time"):
                 metrics = to_floats(trainer._train_step(batch))
+            self._note_weights()
             self._advance(metrics)
             # From here on the step counts, so that an interruption can save it.
             self._signals.release()
             self._control.apply("step_end", self._save_checkpoint)
             self._after_step()
+
+    def _note_weights(self) -> None:
+        """Record the weights that the generator got since the last call."""
+        sync, state = self._trainer.components.sync, self._trainer.state
+        if sync is not None:
+            self._outputs.weights.add(state.step, sync.take_confirmed())
 
     def _advance(self, metrics: Mapping[str, float]) -> None:
         trainer = self._trainer
@@ -232,6 +239,7 @@ class TrainingLoop(Generic[ConfigT]):
         timer = Timer()
         with self._tools.phase("validation"), timer.time("validation"):
             found = validate_parts(self._val_loader, trainer._validate)
+        self._note_weights()
         trainer.validation = found
         metrics = {f"val:{k}": v for k, v in to_floats(found.metrics).items()}
         ranked_by = trainer.config.checkpointing.metric_name or ""

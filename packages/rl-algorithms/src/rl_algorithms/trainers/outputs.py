@@ -11,6 +11,7 @@ from rl_algorithms.trainers.recording.recorder import TrainingRecorder
 from rl_algorithms.trainers.run.history import History
 from rl_algorithms.trainers.run.result import RESULT, TrainResult, write_result
 from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.run.weight_versions import WeightVersions
 from rl_algorithms.trainers.sampling.answer_tables import AnswerTables
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
@@ -51,6 +52,8 @@ class RunOutputs:
         """Sample answers of every training step."""
         self.tables = AnswerTables(self.metrics, tables_every)
         """Tables of both kinds of samples, for experiment trackers."""
+        self.weights = WeightVersions(run_dir)
+        """Weights that the generator had, by version."""
         self.recorder = TrainingRecorder(run_dir, is_on=config.record_training)
         """Rows of every training call, if they are recorded."""
         closing.callback(self.recorder.close)
@@ -74,6 +77,7 @@ class RunOutputs:
     def _cut_off(self, step: int) -> History:
         self.samples.resume_at(step)
         self.rollouts.resume_at(step)
+        self.weights.resume_at(step)
         self.recorder.resume_at(step)
         return History.read(self.metrics.log_dir / "metrics.jsonl", up_to=step)
 
