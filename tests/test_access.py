@@ -30,6 +30,8 @@ _KEYS = {
     "POST /rl/keys": "admin",
     "POST /rl/keys/revoke": "admin",
 }
+_OWN = "own"
+"""Of a route that no role opens, but a key that the listener itself has issued."""
 LOWEST = {
     "serve": {
         "GET /health": None,
@@ -67,17 +69,41 @@ LOWEST = {
         "POST /rl/run/update": "operator",
         **_KEYS,
     },
+    "agents": {
+        "GET /metrics": "viewer",
+        "GET /v1/models": _OWN,
+        "POST /v1/chat/completions": _OWN,
+    },
 }
 """The lowest role that each route admits; None: nobody needs a key."""
 
-_LISTENING = re.compile(r"web\.(Application|AppRunner)\(|http\.server|asyncio\.start_")
+_LISTENING = re.compile(
+    r"web\.(Application|AppRunner|SockSite|TCPSite)\(|http\.server|socketserver"
+    r"|asyncio\.start_|\.create_(unix_)?server\(|uvicorn|\.listen\(|\.bind\(\(?[\"'a]"
+    r"|wsgiref|TCPStore\(|grpc\.|multiprocessing\.managers"
+)
 KNOWN = {
+    # Tested here.
+    "rl_distributed/access/bound_socket.py": "the socket of most of them",
     "rl_distributed/access/http_app.py": "the application of watch, metrics and run",
     "rl_distributed/access/http_thread.py": "the server of metrics, run and sandbox",
     "rl_cli/report/watch_server.py": "the server of watch",
     "rl_models/serving/router.py": "serve",
-    "rl_models/serving/huggingface_replica.py": "a replica: its router has its key",
-    "rl_algorithms/rollout/agents/policy_server.py": "agents: each task has a key",
+    "rl_algorithms/rollout/agents/policy_server.py": "agents",
+    # Replicas listen on loopback to their router alone, by a key of their own; without
+    # it they answer nothing but /health (test_serving_replica_access).
+    "rl_models/serving/huggingface_replica.py": "a replica",
+    "rl_models/serving/replica.py": "a replica of vLLM",
+    # Links between processes of a run, which are no HTTP. A peer must prove that it has
+    # a secret of 32 bytes before anything of it is taken.
+    "rl_distributed/workers/group_watch.py": "signs of life: test_workers_watch",
+    "rl_models/generation/vllm/rank_link.py": "ranks of vLLM: test_vllm_rank_link",
+    # PyTorch's, which takes no keys: docs/guides/security.md says what to do.
+    "rl_distributed/transfer/collective.py": "the meeting of a process group",
+    # These look for a free port, and close it.
+    "rl_distributed/cluster/ports.py": "ports of a cluster",
+    "rl_envs/bridges/openenv/server_process.py": "the user's server of OpenEnv",
+    "rl_envs/sandbox/hostile.py": "a program that the sandbox must stop",
 }
 
 
@@ -141,9 +167,15 @@ def test_a_route_by_every_role_and_state(
         assert not [s for s in keys.secrets if s in text or s in str(headers)]
         return status, reason(text)
 
+    if listener.own_key:
+        status, why = asked(listener.own_key)
+        assert (status == 401) == (lowest != _OWN)
+        assert status not in (403, 429, 500)
     for role in ROLES:
         status, why = asked(keys.valid[role])
-        if lowest is None or ranks.index(role) >= ranks.index(lowest):
+        if lowest == _OWN:
+            assert (status, why) == (401, "invalid_api_key")
+        elif lowest is None or ranks.index(role) >= ranks.index(lowest):
             # What is admitted may be wrong in another way: nothing sensible was sent.
             assert status not in (401, 403, 429, 500), (role, status, why)
         else:
@@ -225,14 +257,16 @@ def test_a_link_on_another_page_opens_pages_alone(
                 assert listeners[name].ask("GET", route.path, **sent)[0] == 401
 
 
-@pytest.mark.parametrize("name", ["watch", "run"])
+@pytest.mark.parametrize("name", ["watch", "run", "agents"])
 @pytest.mark.parametrize("host", ["example.org", "10.0.0.1", "127.0.0.1.example.org"])
 def test_a_name_that_was_rebound_to_loopback_is_refused(
     listeners: dict[str, Listener], keys: Keys, name: str, host: str
 ) -> None:
     path = "/metrics"
     status, text, _ = listeners[name].ask("GET", path, keys.valid["admin"], Host=host)
-    assert (status, reason(text)) == (403, "other_host")
+    assert status == 403
+    assert reason(text) in ("other_host", "forbidden_host")
+    assert listeners[name].door.counts.counts()["other_host"] >= 1
 
 
 @pytest.mark.parametrize("name", ["serve", "metrics", "sandbox"])
@@ -278,6 +312,7 @@ def test_a_key_in_the_address_is_taken_by_the_page_alone(
         "metrics": 401,
         "run": 401,
         "sandbox": 401,
+        "agents": 401,
     }
 
 

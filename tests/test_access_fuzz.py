@@ -38,6 +38,8 @@ def test_malformed_requests_change_nothing_and_learn_nothing(
         caplog.at_level(logging.WARNING),
         started(name, keys.file, tmp_path) as listener,
     ):
+        if listener.own_key:
+            sent.append(listener.own_key)
         paths = [route.path for route in listener.table.routes]
         requests = itertools.islice(malformed(SEED, paths, sent), NUM_REQUESTS)
         # The page holds the key of its address and no other; nothing else holds any.

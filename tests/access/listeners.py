@@ -10,13 +10,17 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
+from rl_algorithms.rollout.agents.model import ServedModel, Settings
+from rl_algorithms.rollout.agents.model_call import ModelCall
+from rl_algorithms.rollout.agents.policy_server import PolicyServer
+from rl_algorithms.rollout.agents.session import AgentSession
 from rl_cli.report.live_runs import LiveRuns
 from rl_cli.report.watch_server import watch_app, watch_door, watch_routes
 from rl_distributed.access.bound_socket import bound_socket
@@ -28,6 +32,7 @@ from rl_distributed.access.roles import ROLES, Role
 from rl_distributed.metrics.sinks.scraped import MetricsServer, scraped_routes
 from rl_distributed.runs.control_address import ControlAddress, control_routes
 from rl_distributed.runs.control_config import ControlConfig
+from rl_envs.agents.tasks import AgentLimits
 from rl_envs.sandbox.interface import Sandbox
 from rl_envs.sandbox.runs import (
     Command,
@@ -37,6 +42,7 @@ from rl_envs.sandbox.runs import (
     SandboxResult,
 )
 from rl_envs.sandbox.service import SandboxService
+from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 from rl_models.serving.config import ServeConfig
 from rl_models.serving.fleet import UpdateReport
 from rl_models.serving.router import Router
@@ -91,6 +97,8 @@ class Listener:
     table: RouteTable
     door: Door
     stop: Callable[[], None] = field(repr=False)
+    own_key: str = ""
+    """A key that the listener itself has issued, if it does."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -240,12 +248,28 @@ def _sandbox(keys: KeyFile | None, folder: Path, **fixed: Any) -> Listener:
     return Listener(service.url, service.routes, service.door, service.close)
 
 
+def _agents(keys: KeyFile | None, folder: Path, **fixed: Any) -> Listener:
+    tokenizer = build_tokenizer(TokenizerBuildConfig(kind="characters"))
+    limits = AgentLimits("policy", 1 << 30, 60.0, None, 1)
+    model = ServedModel(tokenizer, limits, row_limit=4_096, use_chat_template=None)
+
+    def sample(calls: Sequence[ModelCall]) -> None:
+        raise AssertionError("no request here has messages")
+
+    session = AgentSession(model, Settings(), int, sample, lambda version: None)
+    server = PolicyServer(model, keys)
+    server.open(session)
+    url = server.base_url.removesuffix("/v1")
+    return Listener(url, server.routes, server.door, server.close, session.key)
+
+
 STARTS: dict[str, Callable[..., Listener]] = {
     "serve": _serve,
     "watch": _watch,
     "metrics": _metrics,
     "run": _run,
     "sandbox": _sandbox,
+    "agents": _agents,
 }
 """Every listener, by the name that its metrics have."""
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -137,6 +137,9 @@ class Door:
             can give a name of its own to a loopback address (DNS rebinding).
         own_host_only: Require the same of requests with a key.
         replay: Refuses repeated requests that change something; None: nothing does.
+        issued: Returns the holder of a key that the listener itself has issued, or None
+            for another text.
+        counts: Counts of another door of the same listener; None: counts of its own.
     """
 
     def __init__(
@@ -149,13 +152,15 @@ class Door:
         own_host_only: bool = False,
         is_loopback: bool = True,
         replay: ReplayGuard | None = None,
+        issued: Callable[[str], Caller | None] | None = None,
+        counts: RequestCounts | None = None,
     ) -> None:
-        self.counts = RequestCounts(listener)
+        self.counts = counts or RequestCounts(listener)
         self.key_file = key_file
         self._fixed = [(key, _digest(key.secret)) for key in fixed]
         self._anonymous = frozenset(anonymous)
         self._own_host_only, self._is_loopback = own_host_only, is_loopback
-        self._replay = replay
+        self._replay, self._issued = replay, issued
         self._buckets: dict[str, TokenBucket] = {}
 
     def admit(self, request: AccessRequest, needs: Permission | None) -> Caller:
@@ -202,6 +207,8 @@ class Door:
             )
         if (fixed := self._fixed_key(request.key)) is not None:
             return Caller(fixed.name, "", fixed.permissions), None
+        if self._issued and (holder := self._issued(request.key)) is not None:
+            return holder, None
         key = self._stored_key(request.key)
         return Caller(key.name, key.id, ROLES[key.role]), key
 

@@ -45,7 +45,6 @@ class Access:
         weights_key: The key for changing weights; None: only keys of the file may.
         key_file: Keys with roles; None: there are none.
         is_loopback: Whether only programs of this machine reach the server.
-        listener: Name of the server in metrics and logs.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class Access:
         *,
         key_file: KeyFile | None = None,
         is_loopback: bool = True,
-        listener: str = "serve",
     ) -> None:
         fixed = []
         if key is not None:
@@ -67,7 +65,7 @@ class Access:
         self._takes_weights = weights_key is not None or key_file is not None
         self._has_file = key_file is not None
         self.door = Door(
-            listener,
+            "serve",
             key_file=key_file,
             fixed=fixed,
             anonymous=("view", "infer") if self._is_open else (),

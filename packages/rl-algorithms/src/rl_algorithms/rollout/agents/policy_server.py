@@ -1,7 +1,14 @@
 """`PolicyServer`: the HTTP address at which agents reach the policy.
 
-It listens on 127.0.0.1, in a thread of the driver. Each task has its own key, which
-gives access to that task only.
+It listens on 127.0.0.1, in a thread of the driver.
+
+| route | admits |
+|---|---|
+| `POST /v1/chat/completions`, `GET /v1/models` | the key of a task, to that task only |
+| `GET /metrics` | keys with the role `viewer`, to the counts of refused requests |
+
+Agents run programs that a model wrote, so a key of a task opens nothing else, and a key
+with a role does not use the policy.
 """
 
 from __future__ import annotations
@@ -18,10 +25,21 @@ from aiohttp import web
 
 from rl_algorithms.rollout.agents.model import ServedModel
 from rl_algorithms.rollout.agents.session import AgentSession, Asked, ended
-from rl_distributed.access.http_app import http_logger
+from rl_distributed.access.door import Caller, Door, Refusal
+from rl_distributed.access.http_app import (
+    Route,
+    RouteTable,
+    access_request,
+    http_logger,
+    metrics_route,
+    refusal_headers,
+)
+from rl_distributed.access.key_file import KeyFile, default_key_file
+from rl_distributed.access.refusals import shown_text
+from rl_distributed.access.roles import Permission
 from rl_distributed.errors import ConfigError
 from rl_distributed.logs.logging import get_logger
-from rl_models.serving.access import Access, key_digest, token_digest
+from rl_models.serving.access import key_digest, token_digest
 from rl_models.serving.errors import ApiError, error_body
 from rl_models.serving.json_body import read_json, too_large
 from rl_models.serving.openai_answer import OpenAIAnswer
@@ -37,6 +55,7 @@ _START_S = 10.0
 _MOST_ENDED = 1 << 14
 _BACKLOG = 1024
 _VERSION_HEADER = "x-rl-weight-version"
+_TASK = Caller("task", permissions=frozenset(("infer",)))
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -46,11 +65,27 @@ class PolicyServer:
 
     Args:
         model: The policy.
+        key_file: Keys of those who may read `/metrics`; None: the file that all
+            listeners of this user take unless another one is named.
     """
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, key_file: KeyFile | None = None) -> None:
         self._model = model
-        self._access = Access(None, listener="agents")
+        viewers = KeyFile(default_key_file()) if key_file is None else key_file
+        self.door = Door("agents", key_file=viewers, own_host_only=True)
+        """Admits those who look, and counts all requests."""
+        # A door of its own, so that no key of the file is one of an agent.
+        self._tasks_door = Door(
+            "agents", issued=self._holder, own_host_only=True, counts=self.door.counts
+        )
+        self.routes = RouteTable(
+            [
+                Route("POST", CHAT, "infer", self._chat),
+                Route("GET", "/v1/models", "infer", self._models),
+                metrics_route(self.door),
+            ]
+        )
+        """What it answers."""
         self._sessions: dict[bytes, AgentSession] = {}
         # Bounded, as a long run has many tasks; an older key only gets a less precise
         # error.
@@ -66,6 +101,12 @@ class PolicyServer:
         self.base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
         """Base URL for clients."""
         self._run(self._start(listener))
+        _logger.info(
+            "agents reach the policy at %s; /metrics there counts refused requests, "
+            "for viewers of %s",
+            self.base_url.removesuffix("/v1"),
+            viewers.path,
+        )
 
     def open(self, session: AgentSession) -> None:
         """Answer requests with the key of a session."""
@@ -108,15 +149,14 @@ class PolicyServer:
 
     async def _start(self, listener: socket.socket) -> None:
         app = web.Application(middlewares=[self._guard], client_max_size=_MOST_BYTES)
-        app.router.add_post(CHAT, self._chat)
-        app.router.add_get("/v1/models", self._models)
+        self.routes.add_to(app)
         # A client that disconnects cancels its handler, but the answer is still sampled
         # and kept for a retry.
         self._runner = web.AppRunner(
             app,
             handler_cancellation=True,
             access_log=None,
-            logger=http_logger(self._access.door),
+            logger=http_logger(self.door),
             shutdown_timeout=1.0,
         )
         await self._runner.setup()
@@ -141,9 +181,9 @@ class PolicyServer:
     async def _guard(
         self, request: web.Request, handler: Handler
     ) -> web.StreamResponse:
-        """Check the Host header, and convert every error to OpenAI's format."""
+        """Check host, origin and key, and convert every error to OpenAI's format."""
         try:
-            self._access.check(request, "infer")
+            self._admit(request)
             return await handler(request)
         except ApiError as error:
             problem = error
@@ -163,31 +203,48 @@ class PolicyServer:
         except Exception:
             _logger.exception("%s %s failed", request.method, request.path)
             problem = ApiError(500, "The run failed; see its log.", "server_error")
-        return web.json_response(error_body(problem), status=problem.status)
-
-    def _admit(self, request: web.Request) -> AgentSession:
-        """Return the session of a request's key.
-
-        Raises:
-            ApiError: The key is missing or unknown.
-        """
-        digest = token_digest(request)
-        session = self._sessions.get(digest)
-        if session is not None:
-            return session
-        if digest in self._ended:
-            raise ended()
-        what = f"{request.method} {request.path}"
-        self._access.door.counts.refused("key_unknown", what, request.remote or "")
-        raise ApiError(
-            401,
-            "The API key is missing or is that of no task; send the one that the "
-            "agent was given (api_key, OPENAI_API_KEY) as 'Authorization: Bearer KEY'.",
-            "invalid_api_key",
+        if problem.status == 413:
+            what = f"{request.method} {request.path}"
+            self.door.counts.refused("too_large", what, request.remote or "")
+        return web.json_response(
+            error_body(problem), status=problem.status, headers=problem.headers
         )
 
+    def _admit(self, request: web.Request) -> None:
+        """Admit a request by the door of its route.
+
+        Raises:
+            ApiError: It is refused.
+        """
+        seen, route = access_request(request), self.routes.find(request)
+        # An agent whose client asks for another interface must read which one there is.
+        is_lost_agent = route is None and self._holder(seen.key) is not None
+        needs: Permission | None = "infer" if is_lost_agent else "view"
+        if route is not None:
+            needs = route.needs
+        try:
+            (self._tasks_door if needs == "infer" else self.door).admit(seen, needs)
+        except Refusal as refusal:
+            raise _told(refusal, needs, seen.host) from None
+
+    def _holder(self, key: str) -> Caller | None:
+        digest = key_digest(key)
+        # An ended task is told so by the handler, rather than that its key is unknown.
+        return _TASK if digest in self._sessions or digest in self._ended else None
+
+    def _session(self, request: web.Request) -> AgentSession:
+        """Return the session of an admitted request.
+
+        Raises:
+            ApiError: It has ended.
+        """
+        session = self._sessions.get(token_digest(request))
+        if session is None:
+            raise ended()
+        return session
+
     async def _models(self, request: web.Request) -> web.Response:
-        self._admit(request)
+        self._session(request)
         model = {
             "id": self._model.limits.model_name,
             "object": "model",
@@ -198,7 +255,7 @@ class PolicyServer:
         return web.json_response({"object": "list", "data": [model]})
 
     async def _chat(self, request: web.Request) -> web.StreamResponse:
-        session = self._admit(request)
+        session = self._session(request)
         body, fields = await read_json(request, _MOST_BYTES, _BODY_S)
         self._model.check_name(fields)
         asked = session.ask(fields, body, request.headers)
@@ -226,6 +283,24 @@ class PolicyServer:
         asked.is_orphan = True
         for one in asked.answers:
             one.is_given = False
+
+
+def _told(refusal: Refusal, needs: Permission | None, host: str) -> ApiError:
+    """Return the error of a refused request, in the words of clients of a model."""
+    message, code = str(refusal), refusal.reason
+    if refusal.status == 401 and needs == "infer":
+        code = "invalid_api_key"
+        message = (
+            "The API key is missing or is that of no task; send the one that the "
+            "agent was given (api_key, OPENAI_API_KEY) as 'Authorization: Bearer KEY'."
+        )
+    elif refusal.reason == "other_host":
+        code = "forbidden_host"
+        message = (
+            f"The address of a run for agents is a loopback address, and was asked for "
+            f"as {shown_text(host)!r}; call it 127.0.0.1 or localhost."
+        )
+    return ApiError(refusal.status, message, code, headers=refusal_headers(refusal))
 
 
 async def _send(
