@@ -118,8 +118,25 @@ def test_a_table_that_is_too_wide_becomes_a_list(
     Terminal().result(table("Environments", columns, [row.shown()]))
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= NARROW
-    assert lines[:3] == ["Environments", name, "    way: UvWorkspace"]
+    assert lines[:2] == ["Environments", name]
+    cells = "    way: UvWorkspace   state: ready   size: 2048 MiB"
+    assert lines[2].startswith(cells)
     assert lines[-1] == f"    key or reason: {key}"
+
+
+def test_a_table_that_is_too_wide_leaves_out_what_can_be_spared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from rl_cli.console import Terminal  # noqa: PLC0415
+
+    columns = ["run", "stage", "what", "state"]
+    rows = [("r" * 30, "s" * 20, "w" * 16, "finished")]
+    Terminal().result(table("Runs", columns, rows, spare=["stage", "what"]))
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= NARROW
+    assert "s" * 20 not in out
+    assert all(value in out for value in ("r" * 30, "w" * 16, "finished"))
+    assert out.splitlines()[-1] == "left out at this width: stage"
 
 
 def test_a_table_that_fits_stays_one(capsys: pytest.CaptureFixture[str]) -> None:

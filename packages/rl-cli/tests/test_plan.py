@@ -242,6 +242,20 @@ def test_a_layout_that_cannot_be_run_yet_is_marked(
         assert other["cannot_run"] == ["pipeline"] * beside
 
 
+def test_a_plan_of_a_layout_that_cannot_be_run_is_refused(
+    model: Path, capsys: Capture
+) -> None:
+    sizes = ("policy.parallelism.pipeline=2", "policy.parallelism.context=2")
+    words = arguments(model, *_SAVING, "--gpus", "8x80GB", *sizes)
+    assert _run([*words, "--json"], False) == 2
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert (found["fits"], found["stages"][0]["fits"]) == (False, True)
+    assert found["stages"][0]["cannot_run"] == ["pipeline"]
+    said = "cannot run: dtensor does not support pipeline in the layout data 2, pipe"
+    assert said in captured.err
+
+
 def test_tensor_parallel_ranks_share_layers(model: Path, capsys: Capture) -> None:
     words = arguments(model, *_SAVING, "--gpus", "8x80GB")
     (whole,) = planned(capsys, *words)

@@ -188,6 +188,20 @@ def test_the_command_says_where_the_page_is(
     assert (folder / "report.html").is_file()
 
 
+def test_a_comparison_leaves_the_pages_of_its_runs_alone(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = make_run("first"), make_run("second")
+    (first / "report.html").write_text("mine")
+    assert _run(["report", str(first), str(second)], False) == 0
+    page = first.parent / "report-first-second.html"
+    assert capsys.readouterr().out.strip() == str(page)
+    assert page.is_file()
+    assert (first / "report.html").read_text() == "mine"
+    assert _run(["report", *[str(first)] * 60], False) == 0
+    assert (first.parent / "report-60-runs.html").is_file()
+
+
 def test_a_page_that_cannot_be_written_is_a_user_error(
     make_run: MakeRun, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,37 @@ def test_runs_are_listed_with_their_states(
     assert found["finished"]["reason"] is None
 
 
+def test_a_stopped_run_says_who_stopped_it(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run("stopped")
+    result = {"stopped_by": "alice", "stop_reason": "stopped by alice"}
+    (folder / "result.json").write_text(json.dumps(result))
+    found = listed(tmp_path, capsys)["stopped"]
+    assert (found["state"], found["reason"]) == ("stopped", "stopped by alice")
+    read = read_run(folder)
+    assert (read.state, read.reason) == ("stopped", "stopped by alice")
+
+
+def test_a_list_has_one_line_for_each_run_in_80_columns(
+    make_run: MakeRun,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    names = [f"grpo-instruct-{number:03d}" for number in range(3)]
+    for name in names:
+        make_run(name)
+    assert _run(["runs", str(tmp_path)], False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    for name in names:
+        (line,) = (line for line in lines if name in line)
+        assert "finished" in line
+        assert "50.0%" in line
+
+
 def test_a_supervised_run_shows_its_starts(
     make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ from rl_cli.report.run_reader import read_run
 from rl_cli.report.terminal_view import essentials
 from rl_cli.report.watch_server import HOST, watch_app, watch_door
 from rl_distributed.access.bound_socket import bound_socket
+from rl_distributed.errors import ConfigError
 from rl_distributed.access.door import Door
 from rl_distributed.access.key_file import KeyFile
 from rl_distributed.access.rate_limit import RateLimit
@@ -488,6 +489,22 @@ def test_wrong_input_is_named(
     captured = capsys.readouterr()
     assert said in captured.err
     assert captured.out == ""
+
+
+def test_a_second_page_takes_another_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rl_cli.commands import watch  # noqa: PLC0415
+
+    with bound_socket(HOST, 0) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(watch, "_PORT", port)
+        listener = watch._listener
+        with listener(HOST, None) as second:
+            assert second.getsockname()[1] not in (0, port)
+        for host, wanted in ((HOST, port), ("0.0.0.0", None)):
+            with pytest.raises(ConfigError, match="another program listens there"):
+                listener(host, wanted)
+    with listener(HOST, None) as first:
+        assert first.getsockname()[1] == port
 
 
 def test_a_terminal_shows_the_essentials_once(

@@ -64,6 +64,23 @@ def test_a_run_with_a_result_is_finished(tmp_path: Path) -> None:
     assert run_state(tmp_path) == "finished"
 
 
+@pytest.mark.parametrize(
+    ("result", "state"),
+    [
+        ('{"stopped_by": "alice"}', "stopped"),
+        ('{"stopped_by": null}', "finished"),
+        ('{"stopped_by"', "finished"),
+        ("[]", "finished"),
+    ],
+)
+def test_a_run_that_somebody_ended_is_stopped(
+    result: str, state: str, tmp_path: Path
+) -> None:
+    with begin_run(tmp_path):
+        (tmp_path / "result.json").write_text(result)
+    assert run_state(tmp_path) == state
+
+
 def test_an_error_is_noted_without_secrets(tmp_path: Path) -> None:
     end_by(tmp_path, RuntimeError("no answer of http://me:hunter22@host"))
     found = read_ending(tmp_path)

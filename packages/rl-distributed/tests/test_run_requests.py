@@ -15,6 +15,7 @@ import pytest
 
 from rl_distributed.errors import ConfigError, DeadlineExceededError, LockHeldError
 from rl_distributed.failures.lock_owner import LockOwner
+from rl_distributed.runs.folder import own_run_folder
 from rl_distributed.runs.requests import REQUESTS, RunRequests, send_request
 
 DEADLINE_S = 60.0
@@ -119,6 +120,19 @@ def test_nobody_reads(tmp_path):
     RunRequests(tmp_path).close()
     with pytest.raises(ConfigError, match="no process carries out the run"):
         send_request(tmp_path, "update", {})
+
+
+def test_the_advice_depends_on_the_state(tmp_path):
+    with (
+        own_run_folder(tmp_path),
+        pytest.raises(ConfigError, match="it is starting.*ask again"),
+    ):
+        send_request(tmp_path, "pause", {})
+    with pytest.raises(ConfigError, match="it is interrupted: resume it first"):
+        send_request(tmp_path, "pause", {})
+    (tmp_path / "result.json").write_text("{}")
+    with pytest.raises(ConfigError, match="it is finished: it has reached its end"):
+        send_request(tmp_path, "pause", {})
 
 
 def test_of_a_run_of_several_stages_the_one_that_runs_is_asked(tmp_path):

@@ -21,6 +21,8 @@ from rl_distributed.logs.terminal_stream import TerminalStream
 __all__ = ["Listing", "Terminal", "table"]
 
 _INDENT = (0, 0, 0, 4)
+_BETWEEN = "   "
+"""Blanks between the cells of a line of a list."""
 _LEAST_TEXT = 24
 """Width reserved for long text before a table is replaced by a list."""
 
@@ -63,13 +65,19 @@ class Listing:
     """Rows with named columns, shown as a table or, if that is too wide, as a list.
 
     Only cells of the last column are broken into lines, so that names can be copied.
-    Numbers are aligned to the right.
+    Numbers are aligned to the right. Columns that can be spared are left out of a
+    table that would be too wide; a line below it names them.
     """
 
     def __init__(
-        self, title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+        self,
+        title: str,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[Any]],
+        spare: Sequence[str] = (),
     ) -> None:
-        self.title, self.columns = title, list(columns)
+        self.title, self.columns, self._spare = title, list(columns), list(spare)
+        self._values = [list(row) for row in rows]
         self.rows = [[_shown(value) for value in row] for row in rows]
         self._numeric = [
             bool(rows) and all(isinstance(row[index], int | float) for row in rows)
@@ -80,10 +88,21 @@ class Listing:
         self, console: Console, options: ConsoleOptions
     ) -> Iterator[RenderableType]:
         """Render the table or the list."""
-        if self._least_width() <= options.max_width:
-            yield self._table()
-        else:
-            yield from self._list()
+        for number in range(len(self._spare) + 1):
+            left_out = self._spare[:number]
+            shown = self._without(left_out)
+            if shown._least_width() <= options.max_width:
+                yield shown._table()
+                if left_out:
+                    names = ", ".join(left_out)
+                    yield Text(f"left out at this width: {names}", style="dim")
+                return
+        yield from self._list(options.max_width)
+
+    def _without(self, names: Sequence[str]) -> Listing:
+        kept = [i for i, name in enumerate(self.columns) if name not in names]
+        rows = [[row[index] for index in kept] for row in self._values]
+        return Listing(self.title, [self.columns[index] for index in kept], rows)
 
     def _least_width(self) -> int:
         widths = []
@@ -113,27 +132,47 @@ class Listing:
             built.add_row(*map(Text, row))
         return built
 
-    def _list(self) -> Iterator[RenderableType]:
+    def _list(self, width: int) -> Iterator[RenderableType]:
         yield Text(self.title, style="italic")
         for row in self.rows:
             cells = [cell for cell in zip(self.columns, row, strict=True) if cell[1]]
-            for index, (column, value) in enumerate(cells):
-                if index == 0:
-                    yield Text(value, style="bold", overflow="fold")
-                    continue
-                text = Text(f"{column}: {value}", overflow="fold")
-                yield Padding(text, _INDENT, expand=False)
+            if cells:
+                yield Text(cells[0][1], style="bold", overflow="fold")
+            for line in _lines(cells[1:], width - _INDENT[-1]):
+                yield Padding(Text(line, overflow="fold"), _INDENT, expand=False)
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Listing:
+def _lines(cells: Sequence[tuple[str, str]], width: int) -> Iterator[str]:
+    """Yield lines of named cells, as many in each as fit."""
+    line = ""
+    for column, value in cells:
+        text = f"{column}: {value}"
+        joined = f"{line}{_BETWEEN}{text}" if line else text
+        if line and cell_len(joined) > width:
+            yield line
+            joined = text
+        line = joined
+    if line:
+        yield line
+
+
+def table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[Any]],
+    *,
+    spare: Sequence[str] = (),
+) -> Listing:
     """Build a table with numbers aligned to the right.
 
     Args:
         title: Text above the table.
         columns: Names of the columns; long texts belong in the last one.
         rows: Values, one sequence per row.
+        spare: Names of columns that are left out where the table would be too wide,
+            the first ones first.
     """
-    return Listing(title, columns, rows)
+    return Listing(title, columns, rows, spare)
 
 
 def _shown(value: Any) -> str:

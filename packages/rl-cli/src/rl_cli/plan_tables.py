@@ -180,6 +180,7 @@ def _layout_table(plan: StagePlan, layouts: list[StagePlan]) -> Listing:
         peak = other.memory.peak()
         # Without known GPUs nothing can be said, so the cell stays empty.
         fits = {None: "", True: "yes", False: "no"}[other.fits]
+        fits = "cannot run" if other.layout.missing else fits
         note = _reason(other)
         if other.layout == plan.layout:
             note = f"as planned above; {note}"
@@ -271,6 +272,7 @@ def stage_to_dict(
         "trained_parameters": _trained(plan),
         "layout": _layout_to_dict(plan.layout),
         "fits": plan.fits,
+        "cannot_run": list(plan.layout.missing),
         "usable_bytes": plan.place.device_bytes,
         "memory": {
             p.name: {**p.parts, "together": p.total} for p in plan.memory.phases

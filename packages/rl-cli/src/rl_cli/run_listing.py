@@ -16,9 +16,9 @@ from typing import Any
 
 from rl_algorithms.trainers.run.figures import Figures, format_measure
 from rl_algorithms.trainers.run.history import History, metric_name
-from rl_cli.report.run_reader import read_json, stage_folders
+from rl_cli.report.run_reader import end_reason, read_json, stage_folders
 from rl_cli.run_folder import RESTARTS
-from rl_distributed.runs.ending import RunState, read_ending, run_state
+from rl_distributed.runs.ending import RunState, run_state
 
 __all__ = ["RunSummary", "find_runs", "summarize_run"]
 
@@ -53,7 +53,7 @@ class RunSummary:
     age_s: float | None
     """Seconds since then."""
     reason: str | None
-    """Reason of a failure or interruption, if recorded."""
+    """Reason of an end before the planned one, if recorded."""
     restarts: int
     """Number of restarts by `rl train --supervise`."""
 
@@ -117,7 +117,6 @@ def summarize_run(folder: Path, root: Path, now: datetime | None = None) -> RunS
     """
     record = read_json(folder / "run.json")
     state = run_state(folder)
-    ending = read_ending(folder)
     stages = stage_folders(folder, record)
     histories = [_history(path / "metrics.jsonl") for path in stages.values()]
     figures = Figures.of(histories[-1] if histories else History())
@@ -134,7 +133,7 @@ def summarize_run(folder: Path, root: Path, now: datetime | None = None) -> RunS
         best_step=figures.best_step,
         started=started if isinstance(started, str) else None,
         age_s=_age_s(started, now or datetime.now(UTC)),
-        reason=ending.reason if ending and state == ending.state else None,
+        reason=end_reason(folder, state),
         restarts=_num_lines(folder / RESTARTS),
     )
 

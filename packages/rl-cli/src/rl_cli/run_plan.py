@@ -114,7 +114,14 @@ class StagePlan:
         return has_cache and not self.memory.overflowing(size)
 
     def refusal(self) -> str:
-        """Describe what does not fit."""
+        """Describe why it cannot run, or what does not fit."""
+        missing = self.layout.missing
+        if missing:
+            return (
+                f"{self.name} cannot run: {self.layout.backend} does not support "
+                f"{' and '.join(missing)} in the layout {self.layout.describe()}; "
+                "change policy.parallelism; rl plan lists layouts of the same ranks"
+            )
         size = self.place.device_bytes or 0
         over = self.memory.overflowing(size)
         if not over:

@@ -65,12 +65,14 @@ def plan(
     terminal = Terminal()
     if as_json:
         stages = [stage_to_dict(p.plan, p.layouts, p.remedies) for p in found]
-        fits = None if gpus is None else all(stage["fits"] for stage in stages)
+        known = None if gpus is None else all(stage["fits"] for stage in stages)
+        can_run = not any(stage["cannot_run"] for stage in stages)
+        fits = known if can_run else False
         terminal.raw(json.dumps({"name": run.name, "fits": fits, "stages": stages}))
     else:
         for one in found:
             print_stage(terminal, one.plan, one.layouts, one.remedies)
-    failing = [one.plan for one in found if one.plan.fits is False]
+    failing = [p.plan for p in found if p.plan.fits is False or p.plan.layout.missing]
     if failing:
         click.echo(f"Error: {failing[0].refusal()}", err=True)
         return 2

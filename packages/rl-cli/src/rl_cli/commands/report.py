@@ -9,6 +9,9 @@ import click
 
 from rl_cli.console import Terminal
 
+_MOST_BYTES = 200
+"""Size of the names of the runs in the name of a page."""
+
 
 @click.command(short_help="Write an HTML page of a run, or compare runs.")
 @click.argument(
@@ -22,7 +25,8 @@ from rl_cli.console import Terminal
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="HTML file; default: report.html in the folder of the first run.",
+    help="HTML file; default: report.html in the folder of the run, of several runs "
+    "report-NAME-NAME.html beside the first one.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def report(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
@@ -42,7 +46,7 @@ def report(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     from rl_cli.report.run_reader import read_run  # noqa: PLC0415
 
     found = [read_run(path) for path in runs]
-    path = output or runs[0] / "report.html"
+    path = output or _default_page(runs)
     store = write_page(found, path)
     files = store.folder if store.in_files else None
     terminal = Terminal()
@@ -53,3 +57,14 @@ def report(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
     terminal.raw(str(path))
     if files is not None:
         terminal.note(f"answers in {files}: keep it beside the page")
+
+
+def _default_page(runs: tuple[Path, ...]) -> Path:
+    """Return the page of runs; a comparison does not replace the page of one of them."""
+    if len(runs) == 1:
+        return runs[0] / "report.html"
+    folders = [path.resolve() for path in runs]
+    joined = "-".join(folder.name for folder in folders)
+    # A file system takes 255 bytes, and the folder of the answers has a longer name.
+    short = joined if len(joined.encode()) <= _MOST_BYTES else f"{len(runs)}-runs"
+    return folders[0].parent / f"report-{short}.html"

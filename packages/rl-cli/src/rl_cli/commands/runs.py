@@ -19,9 +19,10 @@ from rl_cli.console import Terminal, table
 def runs(folder: Path, as_json: bool) -> None:
     """List the runs in FOLDER, oldest first; default: runs.
 
-    A run is running while its process is alive; finished if it reached its end; failed
-    if it ended with an error; interrupted if a signal stopped it or its process was
-    killed. The column restarts counts those by `rl train --supervise`.
+    A run is running while its process is alive; finished if it reached its end; stopped
+    if rl ctl stop ended it; failed if it ended with an error; interrupted if a signal
+    stopped it or its process was killed. The column restarts counts those by
+    `rl train --supervise`.
 
     \b
     Examples:
@@ -66,4 +67,5 @@ def runs(folder: Path, as_json: bool) -> None:
     shown = [place for place, name in enumerate(columns) if name not in empty]
     columns = [columns[place] for place in shown]
     rows = [tuple(row[place] for place in shown) for row in rows]
-    terminal.result(table(f"Runs in {folder}", columns, rows))
+    spare = ("stage", "what", "age")
+    terminal.result(table(f"Runs in {folder}", columns, rows, spare=spare))

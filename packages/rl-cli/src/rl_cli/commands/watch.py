@@ -14,6 +14,8 @@ from rl_cli.console import Terminal
 from rl_cli.options import Number, Whole
 
 if TYPE_CHECKING:
+    import socket
+
     from rl_cli.report.live_runs import LiveRuns
 
 _PORT = 8790
@@ -30,8 +32,9 @@ _NICE = 10
 )
 @click.option("--host", default="127.0.0.1", show_default=True,
               help="Address; another one needs --keys and --tls.")  # fmt: skip
-@click.option("--port", default=_PORT, show_default=True, type=Whole(0, 65_535),
-              help="Port; 0 for any free one.")  # fmt: skip
+@click.option("--port", type=Whole(0, 65_535),
+              help=f"Port; 0 for any free one. Default: {_PORT}; if that is taken, "
+              "any free one on 127.0.0.1.")  # fmt: skip
 @click.option("--keys", "keys_file", metavar="FILE",
               help="Key file of rl keys create: admits viewers in place of a "
               "token.")  # fmt: skip
@@ -49,7 +52,7 @@ def watch(
     runs: tuple[Path, ...],
     *,
     host: str,
-    port: int,
+    port: int | None,
     keys_file: str | None,
     tls: bool,
     poll_s: float,
@@ -90,7 +93,7 @@ def watch(
 
 def _serve(
     live: LiveRuns,
-    place: tuple[str, int],
+    place: tuple[str, int | None],
     keys_file: str | None,
     tls: bool,
     terminal: Terminal,
@@ -104,7 +107,7 @@ def _serve(
         watch_app,
         watch_door,
     )
-    from rl_distributed.access.bound_socket import bound_socket, url_of  # noqa: PLC0415
+    from rl_distributed.access.bound_socket import url_of  # noqa: PLC0415
     from rl_distributed.access.door import is_loopback  # noqa: PLC0415
     from rl_distributed.access.key_file import KeyFile  # noqa: PLC0415
     from rl_distributed.access.listener_tls import server_context  # noqa: PLC0415
@@ -123,7 +126,7 @@ def _serve(
     # Other users of this machine can connect to the port, too.
     token = None if keys is not None else secrets.token_urlsafe(24)
     # Bound before the loop starts, as port 0 gets its number here.
-    listener = bound_socket(host, port)
+    listener = _listener(host, port)
     url = f"{url_of(listener, tls=tls)}/?token={token or 'KEY'}"
     door = watch_door(token, key_file=keys, is_loopback=is_loopback(host))
 
@@ -139,3 +142,25 @@ def _serve(
         )
 
     asyncio.run(serve(watch_app(live, door), door, listener, ready, tls=context))
+
+
+def _listener(host: str, port: int | None) -> socket.socket:
+    """Return a bound socket; None as port: the usual one, or any if it is taken.
+
+    Raises:
+        ConfigError: The port that was asked for is taken, or the host is another one.
+    """
+    from rl_distributed.access.bound_socket import bound_socket  # noqa: PLC0415
+    from rl_distributed.access.door import is_loopback  # noqa: PLC0415
+    from rl_distributed.errors import ConfigError  # noqa: PLC0415
+
+    if port is not None:
+        return bound_socket(host, port)
+    try:
+        return bound_socket(host, _PORT)
+    except ConfigError:
+        # A second page, as of another run, must not need an option. Where others are to
+        # reach it, a firewall or a link depends on the port.
+        if not is_loopback(host):
+            raise
+        return bound_socket(host, 0)

@@ -26,7 +26,14 @@ from rl_distributed.metrics.sinks.jsonl import read_records
 from rl_distributed.runs.ending import RunState, read_ending, run_state
 from rl_distributed.runs.folder import CHECKPOINTS
 
-__all__ = ["ReadRun", "ReadStage", "read_json", "read_run", "stage_folders"]
+__all__ = [
+    "ReadRun",
+    "ReadStage",
+    "end_reason",
+    "read_json",
+    "read_run",
+    "stage_folders",
+]
 
 _STEP = re.compile(r"step_(\d+)")
 
@@ -121,18 +128,31 @@ def read_run(
             "run.json): give the folder that the run printed at its start; `rl runs` "
             "lists those below runs/"
         )
-    ending = read_ending(folder)
     state = run_state(folder)
     return ReadRun(
         folder=folder,
         record=record,
         state=state,
-        # Not the reason of an earlier end, where the state has changed since.
-        reason=ending.reason if ending and state == ending.state else None,
+        reason=end_reason(folder, state),
         result=read_json(folder / "result.json"),
         stages=tuple(_stages(folder, record, read_metrics)),
         logs=LogNotes.read(folder / "logs"),
     )
+
+
+def end_reason(folder: Path, state: RunState) -> str | None:
+    """Return why a run ended before its planned end; None: it did not, or is unknown.
+
+    Args:
+        folder: Folder of the run.
+        state: State of the run.
+    """
+    if state == "stopped":
+        found = read_json(folder / "result.json").get("stop_reason")
+        return found if isinstance(found, str) else None
+    ending = read_ending(folder)
+    # Not the reason of an earlier end, where the state has changed since.
+    return ending.reason if ending and state == ending.state else None
 
 
 def stage_folders(folder: Path, record: Mapping[str, Any]) -> dict[str, Path]:

@@ -110,7 +110,7 @@ def _stage_parts(
 ) -> dict[str, Callable[[], Part]]:
     """Return the comparisons of a stage by the names of their parts."""
     ended = all(
-        stage.result or run.state == "finished"
+        stage.result or run.state in ("finished", "stopped")
         for run, stage in zip(runs, pair, strict=True)
     )
     # Otherwise one log is longer, because one run went further.

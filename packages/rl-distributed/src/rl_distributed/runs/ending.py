@@ -1,10 +1,10 @@
-"""State of a run: running, paused, finished, failed or interrupted.
+"""State of a run: running, paused, finished, stopped, failed or interrupted.
 
 ```
 RUN/.run.lock    held while a process carries the run out     -> running
 RUN/.run.paused  there as well, or in the folder of a stage   -> paused
 RUN/.run.ended   why the last process left before the end     -> failed, interrupted
-RUN/result.json  result of the run                            -> finished
+RUN/result.json  result of the run                            -> finished, stopped
 ```
 They are asked in this order. A run with none of them was killed: it is interrupted.
 Imports nothing heavy, so that a listing of many runs is quick.
@@ -35,12 +35,13 @@ __all__ = [
     "run_state",
 ]
 
-RunState = Literal["running", "paused", "finished", "failed", "interrupted"]
-"""State of a run."""
+RunState = Literal["running", "paused", "finished", "stopped", "failed", "interrupted"]
+"""State of a run; a stopped one was ended by somebody's request, with its result."""
 ENDED = ".run.ended"
 """Name of the file, in the folder of the run."""
 PAUSED = ".run.paused"
 """Name of the file that is there while a run is held, in its folder or its stage's."""
+_RESULT = "result.json"
 # Listings read this file for every run; the log has the full text.
 _LONGEST_REASON = 2000
 
@@ -143,4 +144,16 @@ def run_state(folder: Path) -> RunState:
         pass  # the lock file of somebody else, which this process may not open
     if (ending := read_ending(folder)) is not None:
         return ending.state
-    return "finished" if (folder / "result.json").is_file() else "interrupted"
+    return _ended_state(folder / _RESULT)
+
+
+def _ended_state(result: Path) -> RunState:
+    """Return the state of a run that no process carries out, and that has no note."""
+    try:
+        found = json.loads(result.read_text(encoding="utf-8"))
+    except OSError:
+        return "interrupted"
+    except ValueError:
+        return "finished"  # a torn or foreign file says no more than that it is there
+    stopped_by = found.get("stopped_by") if isinstance(found, dict) else None
+    return "finished" if stopped_by is None else "stopped"

@@ -37,6 +37,7 @@ from rl_distributed.errors import ConfigError, DeadlineExceededError
 from rl_distributed.file_lock import FolderLock, is_locked
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.private_files import create_private_folder, write_private_text
+from rl_distributed.runs.ending import run_state
 
 __all__ = ["REQUESTS", "RunRequest", "RunRequests", "default_sender", "send_request"]
 
@@ -252,9 +253,19 @@ def _is_read(folder: Path) -> bool:
 
 
 def _no_reader(run_dir: Path) -> ConfigError:
+    state = run_state(run_dir)
+    if state in ("running", "paused"):
+        return ConfigError(
+            f"the run in {run_dir} answers no requests now: it is starting, between two "
+            "stages, or ending; ask again in a moment"
+        )
+    remedy = (
+        "it has reached its end, so there is nothing to control"
+        if state == "finished"
+        else "resume it first (--resume FOLDER, in Python resume=True)"
+    )
     return ConfigError(
-        f"no process carries out the run in {run_dir} now: it has ended, or has not "
-        "got to its start; resume it, or change its configuration"
+        f"no process carries out the run in {run_dir} now, as it is {state}: {remedy}"
     )
 
 

@@ -12,7 +12,7 @@ function runChip(run, number) {
   const steps = run.stages.reduce((sum, stage) => sum + stage.steps, 0);
   const last = Object.values(run.figures).pop();
   const best = last && last.measure ? `, best ${last.measure} ${shown(last.best)}` : "";
-  const kind = { finished: "good", failed: "bad", interrupted: "look", paused: "look" }[run.state] || "";
+  const kind = { finished: "good", failed: "bad", interrupted: "look", stopped: "look", paused: "look" }[run.state] || "";
   const swatch = page.runs.length > 1 ? el("span", { class: `swatch s${number % NUM_COLOURS}` }) : null;
   return el("li", null, swatch, el("strong", null, run.name), " ",
     el("span", { class: kind }, run.state), `, ${shown(steps)} steps${best}`);
