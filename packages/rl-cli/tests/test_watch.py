@@ -30,10 +30,10 @@ from rl_cli.report.run_reader import read_run
 from rl_cli.report.terminal_view import essentials
 from rl_cli.report.watch_server import HOST, watch_app, watch_door
 from rl_distributed.access.bound_socket import bound_socket
-from rl_distributed.errors import ConfigError
 from rl_distributed.access.door import Door
 from rl_distributed.access.key_file import KeyFile
 from rl_distributed.access.rate_limit import RateLimit
+from rl_distributed.errors import ConfigError
 
 MakeRun = Callable[..., Path]
 TOKEN = "right-token"

@@ -60,7 +60,7 @@ def report(runs: tuple[Path, ...], output: Path | None, as_json: bool) -> None:
 
 
 def _default_page(runs: tuple[Path, ...]) -> Path:
-    """Return the page of runs; a comparison does not replace the page of one of them."""
+    """Return the page of runs; that of several replaces the page of none of them."""
     if len(runs) == 1:
         return runs[0] / "report.html"
     folders = [path.resolve() for path in runs]

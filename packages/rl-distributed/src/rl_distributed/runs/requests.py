@@ -256,8 +256,8 @@ def _no_reader(run_dir: Path) -> ConfigError:
     state = run_state(run_dir)
     if state in ("running", "paused"):
         return ConfigError(
-            f"the run in {run_dir} answers no requests now: it is starting, between two "
-            "stages, or ending; ask again in a moment"
+            f"the run in {run_dir} answers no requests now: it is starting, between "
+            "two stages, or ending; ask again in a moment"
         )
     remedy = (
         "it has reached its end, so there is nothing to control"
