@@ -120,15 +120,18 @@ class BeatSender:
         target: where to.
         running: the calls that run now: their methods, when they began
             (`time.monotonic`) and Ray's ids of them.
+        report: a line to send before the next beat; None: there is nothing to say.
     """
 
     def __init__(
         self,
         target: WatchTarget,
         running: Callable[[], Sequence[tuple[str, float, str]]],
+        report: Callable[[], bytes | None] = lambda: None,
     ) -> None:
         self._target = target
         self._running = running
+        self._report = report
 
     def start(self) -> bool:
         """Connect and begin; False where the driver cannot be reached."""
@@ -206,6 +209,9 @@ class BeatSender:
                         connection.sendall(_stacks_line())
                     else:
                         note_cancelled(line.decode())
+            # Before the beat: whoever has asked for one then has the report as well.
+            if report := self._report():
+                connection.sendall(report + b"\n")
             connection.sendall(self._beat().line() + b"\n")
 
 

@@ -6,6 +6,7 @@ One thread for each group, which costs nothing while nothing happens:
 part              consumes                     produces            is unblocked by
 listener socket   connections of workers       challenge           a worker that starts
 connections       one beat a second            last sign of life   beats, or their end
+                  calls that were executed     CallReport
 process handles   -                            "died"              the process ends
 call deadlines    calls with a deadline        "late"              time
 ```
@@ -35,6 +36,8 @@ from rl_distributed.workers.beat_sender import (
     WatchTarget,
     proof,
 )
+from rl_distributed.workers.call_collector import add_source, deliver
+from rl_distributed.workers.call_recorder import CallReport
 
 __all__ = ["GroupWatch", "Seen", "WatchEvent"]
 
@@ -96,7 +99,7 @@ class GroupWatch:
     """Watches the processes of one group.
 
     Args:
-        name: what the thread is called.
+        name: the group's, by which the thread is called and its calls are reported.
         address: the address to listen on, which the workers can reach.
         limit_s: how long a worker may give no sign of life; None: for ever.
         on_event: called in the watch's thread with whatever it notices.
@@ -109,7 +112,7 @@ class GroupWatch:
         limit_s: float | None,
         on_event: Callable[[WatchEvent], None],
     ) -> None:
-        self._limit_s = limit_s
+        self._name, self._limit_s = name, limit_s
         # Four beats within the limit, so that a lost packet or a busy moment is no
         # hang.
         self.interval_s = 1.0 if limit_s is None else min(1.0, limit_s / 4)
@@ -140,6 +143,7 @@ class GroupWatch:
             target=self._run, name=f"watch-{name}", daemon=True
         )
         self._thread.start()
+        add_source(self)
 
     # --- called from other threads ------------------------------------------------
 
@@ -229,6 +233,10 @@ class GroupWatch:
                 for rank in ranks
                 if (seen := self._seen.get(rank)) and seen.at > began
             }
+
+    def ask_all(self, timeout_s: float) -> None:
+        """Have all workers report their calls now; wait for those that do in time."""
+        self.ask(list(self.seen()), timeout_s)
 
     def ask_stacks(self, ranks: Collection[int], timeout_s: float) -> dict[int, str]:
         """Return the stacks of these workers' threads, those that arrive in time."""
@@ -378,7 +386,12 @@ class GroupWatch:
             connection.rank, connection.incarnation = rank, incarnation
             return
         if line.startswith(b"{"):
-            stacks = str(json.loads(line).get("stacks", ""))
+            found = json.loads(line)
+            if "calls" in found:
+                report = CallReport.of_fields(found["calls"])
+                deliver(self._name, connection.rank, report)
+                return
+            stacks = str(found.get("stacks", ""))
             with self._changed:
                 self._stacks[connection.rank] = stacks
                 self._changed.notify_all()

@@ -37,6 +37,7 @@ from rl_distributed.process.gc_pause import gc_paused
 from rl_distributed.process.label import ProcessLabel, set_process_label
 from rl_distributed.secret_variables import scrubbed, shown_variables
 from rl_distributed.workers.beat_sender import BeatSender, WatchTarget, in_process_group
+from rl_distributed.workers.call_recorder import CallRecorder
 from rl_distributed.workers.cancellation import (
     current_call,
     is_cancelled,
@@ -128,6 +129,7 @@ class WorkerHost:
         self._loop_lock = threading.Lock()
         # The call of each thread and when it began; the heartbeats carry it.
         self._running: dict[int, tuple[str, float, str]] = {}
+        self._recorder = CallRecorder(identity.address, self._calls)
         self._is_watched = False
 
     def answer(self) -> None:
@@ -167,11 +169,14 @@ class WorkerHost:
         )
         log_start(identity.label, self._where())
         if self._identity.watch is not None and not self._is_watched:
-            sender = BeatSender(self._identity.watch, self._calls)
+            sender = BeatSender(
+                self._identity.watch, self._calls, self._recorder.take_line
+            )
             self._is_watched = sender.start()
         # At the end: a folder of the driver must not shadow what this environment has
         # installed.
         sys.path += [folder for folder in search_path if folder not in sys.path]
+        began_s = time.monotonic()
         try:
             with gc_paused():
                 cls = (
@@ -184,6 +189,8 @@ class WorkerHost:
             # A pickled class has no name before it is loaded.
             named = repr(target) if isinstance(target, str) else "its class"
             self._fail_start(error, f"cannot load {named}{_hint(error)}")
+        finally:
+            self._recorder.add("import", began_s)
         self._class = cls
         methods = frozenset(
             name
@@ -209,6 +216,7 @@ class WorkerHost:
         """Make the worker."""
         if self._class is None:
             raise WorkerStartError(f"{self._identity.label}: its class is not loaded")
+        began_s = time.monotonic()
         try:
             log_made(self._class.__qualname__, args, kwargs)
             self._worker = self._class(*args, **kwargs)
@@ -216,6 +224,8 @@ class WorkerHost:
             self._fail_start(
                 error, f"the constructor of {self._class.__qualname__} raised"
             )
+        finally:
+            self._recorder.add("__init__", began_s)
 
     def call_packed(
         self, packed: tuple[str, Mapping[str, Any], Mapping[str, Any] | None]
@@ -239,8 +249,8 @@ class WorkerHost:
             return self._call(method_name, kwargs)
 
     def _call(self, method_name: str, kwargs: Mapping[str, Any]) -> Any:
-        thread = threading.get_ident()
-        self._running[thread] = (method_name, time.monotonic(), current_call())
+        thread, began_s = threading.get_ident(), time.monotonic()
+        self._running[thread] = (method_name, began_s, current_call())
         try:
             # The call may have been cancelled while it was queued.
             stop_if_cancelled()
@@ -253,6 +263,7 @@ class WorkerHost:
         finally:
             # The heartbeats would go on to report a call that has ended.
             del self._running[thread]
+            self._recorder.add(method_name, began_s)
 
     def stream(
         self,
@@ -266,8 +277,8 @@ class WorkerHost:
             yield from self._stream(method_name, kwargs)
 
     def _stream(self, method_name: str, kwargs: Mapping[str, Any]) -> Iterator[Any]:
-        thread = threading.get_ident()
-        self._running[thread] = (method_name, time.monotonic(), current_call())
+        thread, began_s = threading.get_ident(), time.monotonic()
+        self._running[thread] = (method_name, began_s, current_call())
         try:
             stop_if_cancelled()
             items = getattr(self._worker, method_name)(**kwargs)
@@ -285,6 +296,7 @@ class WorkerHost:
         finally:
             # A generator that is given up is closed in whichever thread collects it.
             self._running.pop(thread, None)
+            self._recorder.add(method_name, began_s)
 
     def _calls(self) -> list[tuple[str, float, str]]:
         return list(self._running.values())
