@@ -410,6 +410,57 @@ class TestRequests:
         assert "seed cannot change while the run goes on" in errors[0]
         assert "the update by bob" in errors[0]
 
+    @pytest.mark.parametrize(
+        ("changes", "error", "shown"),
+        [
+            ({"seed": 3}, "seed cannot change while the run goes on", {"seed": 3}),
+            ({"lr": "much"}, "lr", {"lr": "much"}),
+            (
+                {"env": {"settings": {"api_key": "hunter22"}}},
+                "cannot change while the run goes on",
+                {"env": {"settings": {"api_key": "***"}}},
+            ),
+            (
+                {"lr": 1e-6, "logger.api_key": "hunter22"},
+                "logger.api_key",
+                {"lr": 1e-6, "logger.api_key": "***"},
+            ),
+            (
+                {"lr": {"api_key": "hunter22" * 20}},
+                "lr",
+                {"lr": {"api_key": "***"}},
+            ),
+        ],
+    )
+    def test_what_is_refused_is_audited_with_its_keys_and_error(
+        self, run, tmp_path, caplog, changes, error, shown
+    ):
+        threads = []
+
+        def ask():
+            with pytest.raises(ConfigError):
+                update_run(run, changes, by="bob", deadline_s=DEADLINE_S)
+
+        def send(trainer):
+            threads.append(threading.Thread(target=ask))
+            threads[0].start()
+            with_deadline(lambda: any((run / "requests").glob("*.request.json")))
+
+        log = tmp_path / "audit.jsonl"
+        enable_audit(log)
+        try:
+            fit(live.make(run), At(2, send))
+        finally:
+            disable_audit()
+        threads[0].join(DEADLINE_S)
+        entries = [json.loads(line) for line in log.read_text().splitlines()]
+        refused = [e for e in entries if e["action"] == "run.update"]
+        assert [e["outcome"] for e in refused] == ["refused"]
+        assert refused[0]["by"] == "bob"
+        assert refused[0]["changes"] == shown
+        assert error in refused[0]["error"]
+        assert "hunter22" not in log.read_text() + caplog.text
+
     def test_of_a_run_that_has_ended(self, run):
         fit(live.make(run, toy={"max_num_steps": 2}))
         with pytest.raises(ConfigError, match="no process carries out the run"):

@@ -5,6 +5,7 @@ import pytest
 from rl_distributed.redaction import (
     hide_values,
     is_secret_name,
+    named_secrets,
     redacted,
     secret_values,
 )
@@ -94,3 +95,14 @@ def test_values_of_the_environment(monkeypatch):
 def test_long_texts_take_linear_time(part):
     # Backtracking would take minutes.
     redacted(part * 100_000)
+
+
+def test_secrets_of_data_are_found_by_their_names():
+    data = {
+        "lr": "much",
+        "env": [{"api_key": "long"}, {"password": "abc"}],
+        "logger.api_key": "hunter22",
+        "token": {"secret": "deeper"},
+    }
+    assert named_secrets(data) == ("hunter22", "deeper", "long")
+    assert named_secrets(["hunter22"]) == ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "hide_values",
     "is_secret_name",
     "is_secret_variable",
+    "named_secrets",
     "redacted",
     "secret_values",
 ]
@@ -64,6 +65,7 @@ _PATTERNS = (
 _MAX_DEPTH = 16
 # A shorter value turns up in texts by chance.
 _SHORTEST_VALUE = 8
+_SHORTEST_NAMED = 4
 
 
 def is_secret_name(name: str) -> bool:
@@ -132,6 +134,31 @@ def redacted(value: Any, depth: int = 0) -> Any:
     return value
 
 
+def named_secrets(value: Any) -> tuple[str, ...]:
+    """Return the texts that stand under the name of a secret in plain data.
+
+    For `hide_values`, where a message about the data may quote them. Texts of fewer
+    than four characters, which turn up by chance, are left out.
+    """
+    texts = _texts_of_secrets(value, 0)
+    return _longest_first({text for text in texts if len(text) >= _SHORTEST_NAMED})
+
+
+def _texts_of_secrets(value: Any, depth: int) -> Iterator[str]:
+    if depth >= _MAX_DEPTH:
+        return
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            is_named = isinstance(key, str) and is_secret_name(key)
+            if is_named and isinstance(item, str):
+                yield item
+            else:
+                yield from _texts_of_secrets(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _texts_of_secrets(item, depth + 1)
+
+
 def secret_values(variables: Mapping[str, str] | None = None) -> tuple[str, ...]:
     """Return what variables with the name of a secret hold.
 
@@ -143,8 +170,12 @@ def secret_values(variables: Mapping[str, str] | None = None) -> tuple[str, ...]
         for name, value in variables.items()
         if len(value) >= _SHORTEST_VALUE and is_secret_name(name)
     }
+    return _longest_first(found)
+
+
+def _longest_first(values: Iterable[str]) -> tuple[str, ...]:
     # A secret that contains another is hidden as a whole.
-    return tuple(sorted(found, key=lambda value: (-len(value), value)))
+    return tuple(sorted(values, key=lambda value: (-len(value), value)))
 
 
 def hide_values(text: str, values: Iterable[str] | None = None) -> str:

@@ -37,8 +37,10 @@ from rl_algorithms.trainers.settings.config_updates import (
 from rl_algorithms.trainers.settings.keywords import changed_config
 from rl_algorithms.trainers.setup.components import Components
 from rl_distributed.config.changes import value_at
+from rl_distributed.config.problems import show
 from rl_distributed.errors import ConfigError, DistributedError
 from rl_distributed.logs.logging import get_logger, set_log_level
+from rl_distributed.redaction import hide_values, named_secrets
 from rl_distributed.runs.requests import RunRequest
 from rl_distributed.security.audit import audit
 from rl_models.interfaces import GenerationInterface
@@ -211,13 +213,21 @@ class LiveConfig(Generic[ConfigT]):
 
     def answer(self, request: RunRequest, moment: Moment) -> None:
         """Apply the update of another process, or reject it."""
+        changes = request.body.get("changes", {})
         try:
-            changes = request.body.get("changes", {})
             update = self._take_effect(changes, request.by, moment)
         except (DistributedError, OSError) as error:
-            _logger.warning("an update by %s was refused: %s", request.by, error)
-            folder = str(self._trainer.run_dir)
-            audit("run.update", folder, "refused", by=request.by)
+            shown = _without_secrets(str(error), changes)
+            _logger.warning("an update by %s was refused: %s", request.by, shown)
+            audit(
+                "run.update",
+                str(self._trainer.run_dir),
+                "refused",
+                by=request.by,
+                step=self._trainer.state.step,
+                changes=changes,
+                error=shown,
+            )
             request.refuse(str(error))
         else:
             request.answer(update.to_dict())
@@ -336,6 +346,14 @@ def nothing_runs() -> ConfigError:
 
 def _source(by: str) -> str:
     return f"the update by {by}"
+
+
+def _without_secrets(error: str, changes: Any) -> str:
+    """Return an error without the secrets among the changes, which it may quote."""
+    secrets = named_secrets(changes)
+    # Long ones are quoted up to a limit only.
+    quoted = [show(value).strip('"').removesuffix("...") for value in secrets]
+    return hide_values(error, [*secrets, *quoted])
 
 
 class ResizableGenerator(Protocol):
