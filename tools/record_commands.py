@@ -1,10 +1,10 @@
 """Record what the docs show and a build cannot make: runs, and commands that need them.
 
-`python -m tools.record_commands` trains three short runs, which takes some minutes, and
-writes `docs/recordings`: the terminal output of commands that train, sample, serve,
-control a run or build an environment, two runs without their weights, which other
-commands are run on while the site is built, and with Chromium the pictures of a run's
-page.
+`python -m tools.record_commands` trains three short runs and a whole one, which takes
+some minutes, and writes `docs/recordings`: the terminal output of commands that train,
+sample, serve, control a run or build an environment, two runs without their weights,
+which other commands are run on while the site is built, and with Chromium pictures of
+the page of the whole run (alone: `--only-pages`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tools.terminal_picture import private_texts, run_as_in_terminal, terminal_c
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_S = 900
-# The first is what the pages show; all end early, and the third by `rl ctl stop`.
+# All end early, and the third by `rl ctl stop`.
 TRAIN = "rl train quickstart stages.grpo.grpo.max_num_steps=30"
 SECOND = (
     "rl train quickstart stages.warmup.sft.max_num_steps=12 "
@@ -36,6 +36,8 @@ LIVE = "runs/quickstart-003"
 THIRD = f"rl train quickstart seed=2 output_dir={LIVE}"
 CONTROL = ("status", "set", "pause", "resume", "checkpoint", "stop")
 """The order in which a run can be controlled."""
+WHOLE = "rl train quickstart"
+"""The run whose page is drawn: it reaches its goal."""
 KEPT_FILES = (
     "run.json",
     "result.json",
@@ -192,13 +194,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=RECORDINGS, help="Folder.")
     parser.add_argument("--pages", type=Path, default=ASSETS, help="Folder of pages.")
+    parser.add_argument("--only-pages", action="store_true", help="Record nothing.")
     arguments = parser.parse_args()
+    if not arguments.only_pages:
+        with tempfile.TemporaryDirectory(prefix="record-") as made:
+            record(Path(made), arguments.to)
+    if shutil.which("chromium") is None:
+        sys.exit("the pictures of a run's page are the old ones: no chromium here")
     with tempfile.TemporaryDirectory(prefix="record-") as made:
-        folder = Path(made)
-        record(folder, arguments.to)
-        if shutil.which("chromium") is None:
-            sys.exit("the pictures of a run's page are the old ones: no chromium here")
-        shown = Path("runs") / "quickstart-001"
+        folder, shown = Path(made), Path("runs") / "quickstart-001"
+        Recorder(folder).record(WHOLE)
         hide_machine(folder / shown)
         pages = arguments.pages.resolve()
         # The page names the run as it is named from here.
