@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import AuthenticationError
 
 import pytest
 
 from rl_models.errors import WeightSyncError
 from rl_models.generation.replica_rank import ReplicaRank
+from rl_models.generation.vllm import rank_meeting
 from rl_models.generation.vllm.async_engine import AsyncEngine
 from rl_models.generation.vllm.rank_link import FollowersEnd, LeadersEnd
 from rl_models.generation.vllm.rank_weight_update import RankWeightUpdate
@@ -77,15 +80,160 @@ def test_the_end_of_a_rank_is_told_to_the_others_at_once():
         assert list(followers[0].calls()) == []
 
 
-def test_who_does_not_know_the_secret_is_not_let_in():
+@contextmanager
+def connected(leader, *sent):
+    """A connection that says this and then nothing."""
+    address, port, _ = leader.ticket
+    with socket.create_connection((address, port), timeout=WAIT_S) as end:
+        for part in sent:
+            end.sendall(part)
+        yield end
+
+
+def met(leader, *ranks, num_ranks=None, **limits):
+    """Let these ranks connect once others have, and return what the meeting is."""
+    pool = ThreadPoolExecutor(len(ranks) + 1)
+    meeting = pool.submit(
+        rank_meeting.meet,
+        leader._server,
+        leader._secret,
+        num_ranks or len(ranks),
+        **limits,
+    )
+    ends = [pool.submit(FollowersEnd, rank, leader.ticket, print) for rank in ranks]
+    pool.shutdown(wait=False)
+    return meeting, ends
+
+
+def is_closed(end):
+    """Wait until the other side has ended a connection."""
+    end.settimeout(WAIT_S)
+    try:
+        while end.recv(4_096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_a_wrong_secret_is_refused_and_the_right_peer_gets_in(caplog):
     leader = LeadersEnd("127.0.0.1", print)
     address, port, _ = leader.ticket
-    with ThreadPoolExecutor(1) as pool:
-        wrong = pool.submit(FollowersEnd, 1, (address, port, b"guessed"), print)
-        with pytest.raises(Exception, match="digest"):
-            leader.accept(1)
-        with pytest.raises(Exception, match="digest"):
-            wrong.result(WAIT_S)
+    with ThreadPoolExecutor(2) as pool:
+        accepted = pool.submit(leader.accept, 1)
+        with pytest.raises(AuthenticationError, match="digest"):
+            FollowersEnd(1, (address, port, b"guessed"), print)
+        assert not accepted.done()
+        follower = FollowersEnd(1, leader.ticket, print)
+        accepted.result(WAIT_S)
+    number = leader.send("step", (), {})
+    assert next(follower.calls()) == (number, "step", (), {})
+    leader.end("shutdown")
+    follower.close()
+    leader.close()
+    assert "was refused: it does not know the secret" in caplog.text
+
+
+GARBAGE = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\x00\x00\x00\x04" + b"none",
+    b"\xff\xff\xff\xff" + b"\x7f" * 8,
+    b"\x7f\xff\xff\xff" + b"a" * 10_000,
+]
+
+
+@pytest.mark.parametrize("sent", GARBAGE)
+def test_garbage_is_refused_and_the_right_peer_gets_in(sent, caplog):
+    leader = LeadersEnd("127.0.0.1", print)
+    with connected(leader, sent) as end:
+        meeting, _ = met(leader, deadline_s=WAIT_S, num_ranks=1)
+        assert is_closed(end)
+        right = FollowersEnd(1, leader.ticket, print)
+        assert list(meeting.result(WAIT_S)) == [1]
+    right.close()
+    assert "to rank 0 of the replica was refused: it " in caplog.text
+
+
+def test_who_connects_and_goes_costs_nothing():
+    leader = LeadersEnd("127.0.0.1", print)
+    for _ in range(20):
+        with connected(leader):
+            pass
+    meeting, [end] = met(leader, 1, deadline_s=WAIT_S)
+    assert list(meeting.result(WAIT_S)) == [1]
+    end.result(WAIT_S).close()
+
+
+def test_silent_connections_hold_nobody_up():
+    leader = LeadersEnd("127.0.0.1", print)
+    with connected(leader) as silent, connected(leader, b"\x00") as slow:
+        # Their limit is beyond the deadline: nobody waits for it.
+        limits = {"deadline_s": WAIT_S, "handshake_s": 10 * WAIT_S}
+        meeting, ends = met(leader, 2, 1, **limits)
+        assert set(meeting.result(WAIT_S)) == {1, 2}
+        assert is_closed(silent)
+        assert is_closed(slow)
+    for end in ends:
+        end.result(WAIT_S).close()
+
+
+def test_a_handshake_has_a_limit(caplog):
+    leader = LeadersEnd("127.0.0.1", print)
+    with connected(leader) as silent:
+        limits = {"deadline_s": WAIT_S, "handshake_s": 0.05}
+        meeting, _ = met(leader, num_ranks=1, **limits)
+        assert is_closed(silent)
+        assert not meeting.done()
+        shut_down(leader)
+    assert "did not prove within 0.05 s that it knows the secret" in caplog.text
+
+
+def shut_down(leader):
+    """Let the last rank in, so that the meeting ends."""
+    FollowersEnd(1, leader.ticket, print).close()
+
+
+def test_a_missing_rank_is_told_with_what_else_connected():
+    leader = LeadersEnd("127.0.0.1", print)
+    address, port, secret = leader.ticket
+    with connected(leader, GARBAGE[0]) as bad, connected(leader):
+        limits = {"deadline_s": 3.0, "handshake_s": WAIT_S}
+        meeting, [first] = met(leader, 1, num_ranks=3, **limits)
+        assert is_closed(bad)
+        with pytest.raises(AuthenticationError):
+            FollowersEnd(2, (address, port, b"guessed"), print)
+        # A rank that is there already, and one that nobody awaits.
+        again = [FollowersEnd(rank, leader.ticket, print) for rank in (1, 7, "2")]
+        with pytest.raises(TimeoutError) as error:
+            meeting.result(WAIT_S)
+        for end in [first.result(WAIT_S), *again]:
+            end.close()
+    said = str(error.value)
+    assert f"rank 2, 3 of the replica did not connect to {address}:{port}" in said
+    assert "within 3 s; 6 other connections were refused (" in said
+    assert "1 does not know the secret" in said
+    assert "1 was silent so far" in said
+    assert "which is not awaited" in said
+    assert secret.hex() not in said
+
+
+def test_nobody_at_all():
+    leader = LeadersEnd("127.0.0.1", print)
+    ticket = leader.ticket
+    with pytest.raises(TimeoutError, match=r"rank 1, 2 .*; no connection was refused"):
+        leader.accept(2, deadline_s=0.05)
+    with pytest.raises(OSError, match="refused"):
+        FollowersEnd(1, ticket, print)
+
+
+def test_rank_0_that_does_not_answer_has_a_limit():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        link = rank_meeting.link_of(
+            socket.create_connection(server.getsockname(), WAIT_S)
+        )
+        with pytest.raises(TimeoutError, match="did not end within"):
+            rank_meeting.greet_leader(link, b"secret", 1, 0.05)
+        link.close()
 
 
 FILE = ("/dev/shm/weights", [])

@@ -18,12 +18,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from multiprocessing.connection import (
-    Connection,
-    answer_challenge,
-    deliver_challenge,
-)
+from multiprocessing.connection import Connection
 from typing import Any
+
+from rl_models.generation.vllm.rank_meeting import greet_leader, link_of, meet, shut
 
 __all__ = ["FollowersEnd", "LeadersEnd"]
 
@@ -41,7 +39,6 @@ class LeadersEnd:
     def __init__(self, address: str, on_loss: Callable[[str], None]) -> None:
         self._on_loss = on_loss
         self._server = socket.create_server((address, 0))
-        self._server.settimeout(_MEET_S)
         # Messages are pickles, which can run any code: nobody else may connect.
         self._secret = secrets.token_bytes(32)
         self._numbers = itertools.count()
@@ -54,21 +51,17 @@ class LeadersEnd:
         address, port = self._server.getsockname()[:2]
         return address, port, self._secret
 
-    def accept(self, num_ranks: int) -> None:
+    def accept(self, num_ranks: int, deadline_s: float = _MEET_S) -> None:
         """Wait until the given number of others have connected.
+
+        Args:
+            num_ranks: Number of the others.
+            deadline_s: Limit for all of them together.
 
         Raises:
             TimeoutError: Some did not connect in time.
         """
-        found: dict[int, Connection[Any, Any]] = {}
-        with self._server:
-            while len(found) < num_ranks:
-                connection = _connection(self._server.accept()[0])
-                # Both sides prove that they know the secret, before anything is
-                # unpickled.
-                deliver_challenge(connection, self._secret)
-                answer_challenge(connection, self._secret)
-                found[connection.recv()] = connection
+        found = meet(self._server, self._secret, num_ranks, deadline_s=deadline_s)
         # By rank, because vLLM expects results in this order.
         for rank, connection in sorted(found.items()):
             # A thread per rank reads all the time: this is how an end is noticed even
@@ -135,7 +128,7 @@ class LeadersEnd:
         """End the connections."""
         self._is_closed = True
         for connection, _ in self._links:
-            _shut(connection)
+            shut(connection)
 
 
 class FollowersEnd:
@@ -157,12 +150,10 @@ class FollowersEnd:
         self._on_loss = on_loss
         self._is_closed = False
         self._calls: queue.Queue[Any] = queue.Queue()
-        self._connection = _connection(
+        self._connection = link_of(
             socket.create_connection((address, port), timeout=_MEET_S)
         )
-        answer_challenge(self._connection, secret)
-        deliver_challenge(self._connection, secret)
-        self._connection.send(rank)
+        greet_leader(self._connection, secret, rank, _MEET_S)
         threading.Thread(target=self._read, name="rank-calls", daemon=True).start()
 
     def _read(self) -> None:
@@ -187,20 +178,4 @@ class FollowersEnd:
     def close(self) -> None:
         """End the connection; rank 0 may end from now on."""
         self._is_closed = True
-        _shut(self._connection)
-
-
-def _connection(end: socket.socket) -> Connection[Any, Any]:
-    # The limit was one for connecting: calls may be hours apart.
-    end.settimeout(None)
-    # Otherwise the kernel may hold a small message back until the one before it is
-    # acknowledged.
-    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return Connection(end.detach())
-
-
-def _shut(connection: Connection[Any, Any]) -> None:
-    """Shut the connection down; a close would not end the wait of the reader."""
-    kind = (socket.AF_INET, socket.SOCK_STREAM)
-    with suppress(OSError), socket.fromfd(connection.fileno(), *kind) as end:
-        end.shutdown(socket.SHUT_RDWR)
+        shut(self._connection)
