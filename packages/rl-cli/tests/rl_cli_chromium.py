@@ -21,7 +21,10 @@ from typing import Any, Self
 
 __all__ = ["Chromium", "chromium_path"]
 
-_KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Home": 36, "End": 35, "Tab": 9}
+_KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Home": 36, "End": 35, "Tab": 9,
+         "Escape": 27, "Enter": 13, "+": 187}  # fmt: skip
+# Keys that also write something, by which a button is pressed.
+_WRITTEN = {"Enter": "\r", "+": "+"}
 _DEADLINE_S = 60.0
 
 
@@ -154,9 +157,11 @@ class Chromium:
 
     def press(self, key: str) -> None:
         """Press and release a key."""
-        for kind in ("rawKeyDown", "keyUp"):
+        text = {"text": _WRITTEN[key]} if key in _WRITTEN else {}
+        down = "keyDown" if text else "rawKeyDown"
+        for kind, more in ((down, text), ("keyUp", {})):
             self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key,
-                      windowsVirtualKeyCode=_KEYS[key])  # fmt: skip
+                      windowsVirtualKeyCode=_KEYS[key], **more)  # fmt: skip
 
     def type(self, text: str) -> None:
         """Type a text into what has the focus."""

@@ -311,6 +311,33 @@ def test_tabs_follow_the_arrow_keys(
     )
 
 
+@NEEDS_BROWSER
+def test_a_chart_follows_the_keys(
+    make_run: MakeRun, tmp_path: Path, browser: Chromium
+) -> None:
+    browser.events.clear()
+    browser.open(page_of(make_run(), path=tmp_path / "page.html"))
+    browser.wait("document.querySelector('.chart[data-drawn]') !== null")
+    part = "(({ min, max }) => [min, max])([...charts][0].plot().scales.x)"
+    browser.evaluate("document.querySelector('.chart .plot').focus()")
+    hint = "getComputedStyle(document.querySelector('.chart .keys')).display"
+    assert browser.evaluate(hint) == "block"
+    for key, shown in (
+        ("+", [5.75, 15.25]), ("ArrowLeft", [3.375, 12.875]), ("Escape", [1, 20])
+    ):  # fmt: skip
+        browser.press(key)
+        browser.wait(f"{part}.join() === '{','.join(map(str, shown))}'")
+    browser.press("Tab")
+    assert browser.evaluate("document.activeElement.textContent") == "train:reward"
+    pressed = "document.activeElement.getAttribute('aria-pressed')"
+    for expected in ("false", "true"):
+        browser.press("Enter")
+        assert browser.evaluate(pressed) == expected
+        shows = browser.evaluate("[...charts][0].plot().series[1].show")
+        assert str(shows).lower() == expected
+    assert browser.complaints() == []
+
+
 def groups(num_steps: int) -> Iterator[dict[str, Any]]:
     for step in range(1, num_steps + 1):
         for number in range(4):
@@ -438,6 +465,11 @@ def test_every_text_has_contrast_and_every_control_the_focus(
             found = browser.evaluate(POOR_TEXTS)
             assert found["checked"] > 20, view
             assert found["poor"] == [], view
+            # Those below the window as well, whose curves are buttons, too.
+            browser.evaluate(
+                "charts.forEach("
+                "(one) => one.visible || (one.visible = true, one.draw()))"
+            )
             wanted = set(browser.evaluate(CONTROLS))
             assert browser.evaluate("document.activeElement.tagName") == "BODY"
             reached: dict[int, bool] = {}

@@ -17,6 +17,7 @@ from rl_cli.report.config_rows import config_values, recipe_values
 from rl_cli.report.metric_table import MetricTable, thinned
 from rl_cli.report.run_reader import ReadRun, ReadStage, read_json
 from rl_cli.report.step_times import phase_times
+from rl_cli.report.trust_data import confirmed_weights, mismatch_limit, sampling_age
 from rl_cli.run_folder import RunFolder
 from rl_distributed.redaction import redacted
 
@@ -116,31 +117,15 @@ def _stage(
             name: table.total(name) for name in table.columns if _is_count(name)
         },
         "nonfinite": table.num_nonfinite,
-        "max_version_spread": _version_spread(table),
-        "mismatch_limit": _mismatch_limit(table.config),
+        "age": sampling_age(table),
+        "weights": confirmed_weights(stage.folder),
+        "mismatch_limit": mismatch_limit(table.config),
         "times": _times(table),
         "phases": None if times is None else _rounded_tree(times.to_dict()),
         "updates": redacted([dict(update) for update in stage.updates]),
         "config": [value.to_dict() for value in config_values(run, stage)],
         "samples": answers(stage, key),
     }
-
-
-def _version_spread(table: MetricTable) -> float | None:
-    """Return the maximum spread of weight versions that sampled a step."""
-    newest = table.columns.get("train:weight_version_max", {})
-    oldest = table.columns.get("train:weight_version_min", {})
-    both = newest.keys() & oldest.keys()
-    return max((newest[step] - oldest[step] for step in both), default=None)
-
-
-def _mismatch_limit(config: Mapping[str, Any]) -> float | None:
-    """Return `mismatch.limit` if it applies to the 99th percentile."""
-    section = config.get("mismatch")
-    if not isinstance(section, Mapping) or section.get("statistic") != "p99":
-        return None
-    limit = section.get("limit")
-    return float(limit) if isinstance(limit, int | float) else None
 
 
 def _is_count(name: str) -> bool:

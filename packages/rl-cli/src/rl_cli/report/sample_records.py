@@ -20,7 +20,7 @@ _TEXTS = (
     "second_check",
 )
 _NUMBERS = ("reward", "group", "length", "advantage")
-_BY_TOKEN = ("logprobs", "advantages")
+_BY_TOKEN = ("logprobs", "trainer_logprobs", "advantages")
 
 
 def checked_record(record: Any) -> dict[str, Any] | None:
@@ -33,7 +33,8 @@ def checked_record(record: Any) -> dict[str, Any] | None:
         `step` and, if present, the texts `prompt`, `response`, `expected`, `dataset`,
         `outcome`, `ending`, `answer` and `second_check`, the numbers `reward`, `group`,
         `length` and `advantage`, `rewards` by name, `messages` as [role, text] and
-        `tokens` with `logprobs`, `advantages` and `versions`. None if there is no step.
+        `tokens` with `logprobs`, `trainer_logprobs`, `advantages` and `versions`. None
+        if there is no step.
     """
     if not isinstance(record, Mapping):
         return None

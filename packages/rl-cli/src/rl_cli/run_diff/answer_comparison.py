@@ -16,8 +16,9 @@ __all__ = ["compare_answers"]
 
 # In the order in which they come about: a prompt is chosen, sampled from, and scored.
 _ORDER = ("group", "prompt", "expected", "versions", "tokens", "response", "logprobs",
-          "messages", "outcome", "ending", "length", "reward", "rewards")  # fmt: skip
-_LISTS = ("tokens", "logprobs", "advantages", "versions")
+          "messages", "outcome", "ending", "length", "reward", "rewards", "advantage",
+          "advantages", "trainer_logprobs")  # fmt: skip
+_LISTS = ("tokens", "logprobs", "advantages", "versions", "trainer_logprobs")
 Steps = Iterator[tuple[int, list[dict[str, Any]]]]
 
 

@@ -4,6 +4,7 @@
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 2], [12, 4], [1, 2], [6, 2, 1, 2]];
 const settings = { smoothing: 0, log: false, time: false };
 const charts = new Set();
+let numCharts = 0;
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -152,17 +153,110 @@ function described(title, lines) {
   return `${title}. ${parts.join("; ")}`;
 }
 
+const CHART_KEYS = "Keys: + and − zoom, arrows move, 0 or Escape resets; Tab goes to the names of the curves, and Enter hides one or shows it again.";
+const ZOOM_KEYS = { "+": "in", "=": "in", "-": "out", "_": "out", "−": "out", ArrowLeft: "left", ArrowRight: "right", 0: "reset", Escape: "reset" };
+
+/**
+ * Return the part [from, to] of an axis that a step of zooming shows.
+ * whole: the whole axis. part: what is shown now. Null stands for the whole axis.
+ */
+function zoomedPart(whole, part, move) {
+  const [first, last] = whole, [from, to] = part || whole;
+  const width = to - from, middle = (from + to) / 2;
+  if (move === "reset" || !(last > first)) return null;
+  if (move === "left" || move === "right") {
+    const shift = move === "left" ? Math.max(-width / 4, first - from) : Math.min(width / 4, last - to);
+    return part && [from + shift, to + shift];
+  }
+  const wanted = move === "in" ? Math.max(width / 2, (last - first) * 1e-4) : width * 2;
+  if (wanted >= last - first) return null;
+  const start = Math.min(Math.max(middle - wanted / 2, first), last - wanted);
+  return [start, start + wanted];
+}
+
+/** Return the whole axis of a plot. */
+function wholeOf(plot) {
+  const xs = plot.data[0];
+  return [xs[0], xs[xs.length - 1]];
+}
+
+/** Return the part of its axis that a plot shows; null for all of it. */
+function partOf(plot) {
+  const { min, max } = plot.scales.x, [first, last] = wholeOf(plot);
+  return min <= first && max >= last ? null : [min, max];
+}
+
+/** Show a part of the axis in all charts that are on the screen, as the mouse does. */
+function zoomAll(part) {
+  for (const { card, plot } of charts) {
+    if (!plot() || !card.clientWidth) continue;
+    const [min, max] = part || wholeOf(plot());
+    plot().setScale("x", { min, max });
+  }
+}
+
+/** Make the names of curves in a legend buttons; hidden: the names that are hidden. */
+function makeLegendButtons(plot, hidden) {
+  const rows = [...plot.root.querySelectorAll(".u-legend .u-series")].slice(1);
+  const buttons = rows.map((row, i) => {
+    const name = row.querySelector("th"), label = plot.series[i + 1].label;
+    // The click goes on to the name, where uPlot waits for it.
+    const button = el("button", { type: "button", class: "curve", "aria-label": `curve ${label}` });
+    button.append(...name.childNodes);
+    name.append(button);
+    return button;
+  });
+  const tell = () => buttons.forEach((button, i) => {
+    const { label, show } = plot.series[i + 1];
+    button.setAttribute("aria-pressed", String(show));
+    if (show) hidden.delete(label); else hidden.add(label);
+  });
+  tell();
+  return tell;
+}
+
 /**
  * Make a chart.
  * title, unit: texts. lines(): [{label, points: [xs, ys], colour, dash, run}] in steps.
  * marks(): see marksOf. stacked: the lines lie upon each other, areas filled.
  */
 function chart({ title, unit, lines, marks = () => [], wide = false, stacked = false, height = 240 }) {
-  const box = el("div", { class: "plot", role: "img" });
-  const card = el("section", { class: wide ? "chart wide" : "chart" }, el("h3", null, title), box);
-  let plot = null;
+  const id = `chart-keys-${numCharts += 1}`;
+  // A group and no image: the legend inside has buttons.
+  const box = el("div", { class: "plot", role: "group", "aria-roledescription": "chart", tabindex: "0", "aria-describedby": id, "aria-keyshortcuts": "+ - ArrowLeft ArrowRight 0 Escape" });
+  const shownPart = el("span", { class: "muted", "aria-live": "polite" });
+  // Not reached by Tab: with 13 charts that would be a long way, and the keys do the same.
+  const zoomButton = (text, name, move) => el("button", { class: "plain", type: "button", tabindex: "-1", "aria-label": `${name}: ${title}`, title: name, onclick: () => zoom(move) }, text);
+  const tools = el("div", { class: "zoom" }, shownPart, zoomButton("+", "Zoom in", "in"), zoomButton("−", "Zoom out", "out"),
+    zoomButton("‹", "To the left", "left"), zoomButton("›", "To the right", "right"), zoomButton("↺", "Show all", "reset"));
+  const card = el("section", { class: wide ? "chart wide" : "chart" },
+    el("div", { class: "chart-head" }, el("h3", null, title), tools), box, el("p", { class: "muted who keys", id }, CHART_KEYS));
+  let plot = null, part = null, partIsTime = false, tellLegend = () => {};
+  const hidden = new Set();
+  const zoom = (move) => {
+    if (plot) zoomAll(zoomedPart(wholeOf(plot), partOf(plot), move));
+  };
+  const noteScale = () => {
+    part = partOf(plot);
+    partIsTime = settings.time;
+    const [from, to] = part || [];
+    shownPart.textContent = part ? `${settings.time ? "hours" : "steps"} ${shown(Number(from.toPrecision(4)))} to ${shown(Number(to.toPrecision(4)))}` : "";
+  };
+  box.addEventListener("keydown", (event) => {
+    const move = ZOOM_KEYS[event.key];
+    if (!move || !plot || event.ctrlKey || event.altKey || event.metaKey) return;
+    // Arrows of a chart that shows all scroll the page, as ever.
+    if ((move === "left" || move === "right") && !partOf(plot)) return;
+    event.preventDefault();
+    zoom(move);
+  });
   const draw = () => {
+    const focused = plot ? [...box.querySelectorAll(".curve")].indexOf(document.activeElement) : -1;
     if (plot) plot.destroy();
+    plot = null;
+    tellLegend = () => {};
+    box.replaceChildren();
+    if (partIsTime !== settings.time) part = null;
     const drawn = lines();
     box.setAttribute("aria-label", described(title, drawn));
     const weight = stacked ? 0 : settings.smoothing;
@@ -177,10 +271,10 @@ function chart({ title, unit, lines, marks = () => [], wide = false, stacked = f
       const style = { stroke, value, dash: DASHES[line.dash % DASHES.length], points: { show: few, size: 5 } };
       if (weight > 0 && !few) {
         tables.push([xs, ys]);
-        series.push({ ...style, label: `${line.label} (raw)`, alpha: 0.25, width: 1, dash: [], points: { show: false } });
+        series.push({ ...style, label: `${line.label} (raw)`, show: !hidden.has(`${line.label} (raw)`), alpha: 0.25, width: 1, dash: [], points: { show: false } });
       }
       tables.push([xs, weight > 0 && !few ? smooth(ys, weight) : ys]);
-      series.push({ ...style, label: line.label, width: stacked ? 1 : 2,
+      series.push({ ...style, label: line.label, show: !hidden.has(line.label), width: stacked ? 1 : 2,
         ...(stacked ? { fill: stroke, value: (_, v, i, k) => (k === null ? "–" : shown(line.own[k])) } : {}) });
     }
     if (!tables.length) { box.replaceChildren(el("p", { class: "muted" }, "Nothing was measured.")); return; }
@@ -190,12 +284,17 @@ function chart({ title, unit, lines, marks = () => [], wide = false, stacked = f
       scales: { x: { time: false }, y: { distr: settings.log && !stacked ? 3 : 1, range: valueRange(stacked) } },
       legend: { markers: { width: 3, stroke: (u, i) => series[i - 1].stroke, dash: (u, i) => (series[i - 1].dash.length ? "dashed" : "solid") } },
       axes: axes(unit), cursor: { sync: { key: "steps" }, points: { size: 6 } },
-      hooks: { draw: [(u) => drawMarks(u, marks())] },
+      hooks: { draw: [(u) => drawMarks(u, marks())], setSeries: [() => tellLegend()],
+        setScale: [(u, key) => { if (key === "x" && u === plot) noteScale(); }] },
     }, data, box);
+    tellLegend = makeLegendButtons(plot, hidden);
+    // As it was before it was drawn again.
+    if (part) plot.setScale("x", { min: part[0], max: part[1] });
+    box.querySelectorAll(".curve")[focused]?.focus({ preventScroll: true });
     card.dataset.drawn = "yes";
   };
   const entry = {
-    card, draw, visible: false,
+    card, draw, visible: false, plot: () => plot,
     resize() { if (plot && box.clientWidth) plot.setSize({ width: Math.max(box.clientWidth, 200), height }); },
   };
   charts.add(entry);
@@ -233,14 +332,14 @@ addEventListener("resize", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawCharts);
 
 /** Return the lines of metrics over all runs: runs by colour, metrics by dashes. */
-function linesOf(names) {
+function linesOf(names, text = (name) => name) {
   const lines = [];
   page.runs.forEach((run, number) => names.forEach((name, place) => {
     const points = curve(run, name);
     if (!points[0].length) return;
     const several = page.runs.length > 1;
     lines.push({ run, points,
-      label: several ? `${run.name} ${name}` : name,
+      label: several ? `${run.name} ${text(name)}` : text(name),
       colour: `--c${(several ? number : place) % NUM_COLOURS}`,
       dash: several ? (names.length > 1 ? place : number) : place });
   }));
@@ -260,10 +359,10 @@ function metricNames() {
   return [...found].sort();
 }
 
-/** Make a chart of metrics; null where no run has one of them. */
-function metricChart(title, names, unit) {
+/** Make a chart of metrics, named by text(name); null where no run has one of them. */
+function metricChart(title, names, unit, text) {
   const known = new Set(metricNames());
   const present = names.filter((name) => known.has(name));
   if (!present.length) return null;
-  return chart({ title, unit, lines: () => linesOf(present), marks: allMarks });
+  return chart({ title, unit, lines: () => linesOf(present, text), marks: allMarks });
 }

@@ -56,6 +56,7 @@ class SampleBrowser {
     this.run = 0;
     this.list = el("div", { "aria-live": "polite" });
     this.status = el("p", { class: "muted", role: "status" });
+    this.why = el("p", { class: "muted who" });
     this.slider = el("input", { type: "range", min: "0", step: "1", oninput: () => this.goTo(Number(this.slider.value)) });
     this.stepText = el("output", null);
     this.searchBox = el("input", { type: "search", size: "24", oninput: () => { this.search = this.searchBox.value; this.showStep(); } });
@@ -84,7 +85,7 @@ class SampleBrowser {
         button("Search all steps", "Search all steps", () => this.searchAll())),
       el("div", { class: "tools" }, labelled("Colour tokens by", colourings),
         checkbox("Best and worst of each group side by side", (on) => { this.pairs = on; this.showStep(); })),
-      legend,
+      legend, this.why,
       this.status, this.list,
     ];
   }
@@ -146,6 +147,7 @@ class SampleBrowser {
       const records = (await this.load(first, last)).filter((r) => r.step === step);
       if (!isCurrent()) return;
       const found = this.matching(records).sort(ORDERS[this.order][1]);
+      this.why.textContent = whyPlain(found);
       const of = this.search ? `${shown(found.length)} of ${shown(count)}` : shown(count);
       const reward = mean === null ? "" : `, mean reward ${shown(mean)}`;
       this.status.textContent = `Step ${shown(step)}: ${of} answers${reward}${this.cut(found)}`;
@@ -173,6 +175,7 @@ class SampleBrowser {
         this.status.textContent = `Searching: part ${i + 1} of ${end + 1}, ${shown(found.length)} found`;
       }
       this.status.textContent = `${shown(found.length)} answers ${what}, by step${this.cut(found)}`;
+      this.why.textContent = whyPlain(found);
       this.fill(found, true);
     });
   }

@@ -7,8 +7,54 @@ function trustView() {
       run.reason ? el("p", { class: "bad" }, `The run is ${run.state}: ${run.reason}`) : null,
       table(`Checks: ${run.name}`, ["check", "found", "what it means"], checks(run), [2]),
     ]),
-    el("h2", null, "Sampler and trainer"), trustCharts(),
+    el("h2", null, "Sampler and trainer"), trustCharts(), ...page.runs.map(positionTable),
+    ...page.runs.flatMap(weightsTable),
     ...page.runs.flatMap(warnings),
+  ];
+}
+
+/** Return [name of the metric, range of positions] of the mismatch, in order. */
+function positionNames() {
+  const range = /^train:mismatch\/logprob_diff\/pos_(\d+)_(\d+|up)\/p99$/;
+  return metricNames().map((name) => [name, range.exec(name)]).filter(([, found]) => found)
+    .sort(([, a], [, b]) => Number(a[1]) - Number(b[1]))
+    .map(([name, [, first, last]]) => [name, last === "up" ? `from ${first}` : `${first} to ${last}`]);
+}
+
+function positionChart() {
+  const ranges = new Map(positionNames());
+  return metricChart("Difference of log-probs by position of the token in its row, p99", [...ranges.keys()], "nats",
+    (name) => `tokens ${ranges.get(name)}`);
+}
+
+/** Show the newest values of the mismatch by position. */
+function positionTable(run) {
+  const newest = (name) => {
+    const stage = run.stages.findLast((s) => s.curves[name]);
+    return stage ? [stage.offset + stage.curves[name][0].at(-1), stage.curves[name][1].at(-1)] : [null, null];
+  };
+  const rows = positionNames().map(([name, text]) => {
+    const [step, p99] = newest(name);
+    const other = (quantile) => newest(name.replace(/p99$/, quantile))[1];
+    return [text, step, other("p50"), p99, other("max")];
+  }).filter(([, step]) => step !== null);
+  return rows.length
+    ? table(`Difference of log-probs by position: ${run.name}`, ["tokens of a row", "newest step", "p50", "p99", "max (nats)"], rows) : null;
+}
+
+/** Show which weights the generator had, by the digests that its processes compared. */
+function weightsTable(run) {
+  const stages = run.stages.filter((s) => s.weights);
+  if (!stages.length) return [];
+  const count = stages.reduce((sum, s) => sum + s.weights.count, 0);
+  const rows = [...stages].reverse().flatMap((s) => s.weights.newest.map(([version, step, digest, processes]) => [
+    s.name, version, step, el("code", null, digest), `${shown(processes)} process${processes === 1 ? "" : "es"}`]));
+  return [
+    el("h2", null, `${run.name}: weights of the generator`),
+    el("p", { class: "muted" }, `${shown(count)} transfer${count === 1 ? "" : "s"} in all. Each process that got the weights computed the digest ` +
+      "of every tensor that arrived and compared it with the sender's; a transfer that differed would have been refused. " +
+      "A version is a number of optimizer steps."),
+    table(`Newest weights: ${run.name}`, ["stage", "version", "after step", "digest of all tensors", "verified on"], rows),
   ];
 }
 
@@ -26,6 +72,8 @@ function trustCharts() {
     const made = metricChart(title, names, unit);
     if (made) grid.append(made);
   }
+  const byPosition = positionChart();
+  if (byPosition) grid.append(byPosition);
   const weights = metricNames().filter((n) => /probe|weight_sync|staleness/.test(n));
   for (const name of weights) grid.append(metricChart(name, [name], ""));
   return grid.childElementCount ? grid : el("p", { class: "muted" }, "The run sampled nothing to compare.");
@@ -41,10 +89,17 @@ function extreme(run, name, pick) {
   return found.length ? found.reduce((a, b) => pick(a, b)) : null;
 }
 
-/** Return the greatest distance of the versions that sampled one step. */
-function spread(run) {
-  const found = run.stages.map((s) => s.max_version_spread).filter((v) => v !== null && v !== undefined);
-  return found.length ? Math.max(...found) : null;
+/** Check the age of the weights that sampled, in the stage that comes closest to its limit. */
+function ageCheck(run) {
+  const ages = run.stages.map((s) => s.age).filter((age) => age);
+  const what = "Weights of one batch";
+  const { found, limit, by } = ages.sort((a, b) => (b.found - b.limit) - (a.found - a.limit))[0] || { found: null };
+  if (by === "asynchronous.max_staleness") {
+    return [what, verdict(found, found <= limit, found === 0 ? "of the step itself" : `${shown(found)} step${found === 1 ? "" : "s"} old at most`),
+      `Steps between the weights that sampled the oldest token of an answer and the step that trains on it; ${by} is ${shown(limit)}.`];
+  }
+  return [what, verdict(found, found <= limit, found === 0 ? "one version" : `${shown(found)} version${found === 1 ? "" : "s"} apart`),
+    `Most versions between the oldest and the newest weights that sampled one step${by ? `; ${by} is ${shown(limit)}` : ""}.`];
 }
 
 function verdict(value, isFine, text) {
@@ -60,12 +115,10 @@ function checks(run) {
   const restarts = run.stages.reduce((sum, s) => sum + Math.max(s.starts - 1, 0), 0);
   const nonfinite = Object.entries(run.stages.reduce((all, s) => ({ ...all, ...s.nonfinite }), {}));
   const errors = run.logs.notes.filter((n) => n.level !== "WARNING").reduce((sum, n) => sum + n.count, 0);
-  const versions = spread(run);
   return [
     ["Mismatch of sampler and trainer", verdict(p99, p99 <= (Number.isFinite(limit) ? limit : 1)),
       `Highest p99 of the difference of log-probs of a token, in nats${Number.isFinite(limit) ? `; mismatch.limit is ${shown(limit)}` : ""}.`],
-    ["Weights of one batch", verdict(versions, versions === 0, versions === 0 ? "one version" : `${shown(versions)} versions apart`),
-      "Most versions between the oldest and the newest weights that sampled one step."],
+    ageCheck(run),
     ["Skipped steps", verdict(skipped, skipped === 0), "Optimizer steps left out because the gradient was not finite."],
     ...[...new Set(dropped)].sort().map((name) => [
       `Dropped: ${name.split("/").pop().replaceAll("_", " ")}`, verdict(total(run, name), total(run, name) === 0),
