@@ -154,6 +154,8 @@ class TrainingLoop(Generic[ConfigT]):
         trainer.request_stop(f"{limit}; {missed}" if missed else limit)
 
     def _next_batch(self) -> AnyRows | None:
+        # Not at the end of a step: what lies between two is on the time line, too.
+        self._outputs.begin_step(self._trainer.state.step + 1, self._trainer.timer)
         self._trainer.timer.reset()
         # Drawing counts as part of the step, so that slow data become visible.
         with self._trainer.timer.time("total_step_time"):

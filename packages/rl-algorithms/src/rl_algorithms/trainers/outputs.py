@@ -17,10 +17,19 @@ from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.settings.rollout_config import RolloutTrainerConfig
+from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics import LoggerFacade
 from rl_distributed.runs.folder import CHECKPOINTS
+from rl_distributed.timing.timeline import Timeline
+from rl_distributed.timing.timeline_file import TIMELINE
+from rl_distributed.timing.timer import Timer
+from rl_distributed.timing.tracing import Span
 
 __all__ = ["RunOutputs"]
+
+_logger = get_logger(__name__)
+# It spans all others of a step, and says nothing besides them.
+_WHOLE_STEP = "total_step_time"
 
 
 class RunOutputs:
@@ -57,12 +66,25 @@ class RunOutputs:
         self.recorder = TrainingRecorder(run_dir, is_on=config.record_training)
         """Rows of every training call, if they are recorded."""
         closing.callback(self.recorder.close)
+        self._timeline = _open_timeline(run_dir) if config.logger.timeline else None
+        if self._timeline is not None:
+            closing.callback(self._timeline.close)
         # A run that had ended and continues now has no result yet.
         (run_dir / RESULT).unlink(missing_ok=True)
         folder = run_dir / CHECKPOINTS
         self.checkpoints = RunCheckpoints(config.checkpointing, folder, algorithm)
         """Checkpoints of the run."""
         closing.callback(self.checkpoints.close)
+
+    def begin_step(self, step: int, timer: Timer) -> None:
+        """Begin a step on the time line, with the spans since the last one."""
+        if self._timeline is not None:
+            self._timeline.begin_step(step, _phases(timer))
+
+    def close_timeline(self, timer: Timer) -> None:
+        """End the time line while the workers can still report."""
+        if self._timeline is not None:
+            self._timeline.close(_phases(timer))
 
     def resume_at(self, step: int) -> History:
         """Remove output written after a step; return the metrics up to that step."""
@@ -79,6 +101,8 @@ class RunOutputs:
         self.rollouts.resume_at(step)
         self.weights.resume_at(step)
         self.recorder.resume_at(step)
+        if self._timeline is not None:
+            self._timeline.resume_at(step)
         return History.read(self.metrics.log_dir / "metrics.jsonl", up_to=step)
 
     def write_result(
@@ -110,3 +134,16 @@ class RunOutputs:
         )
         write_result(self._run_dir, result.to_dict(seed=config.seed))
         return result
+
+
+def _open_timeline(run_dir: Path) -> Timeline | None:
+    try:
+        return Timeline(run_dir / TIMELINE)
+    except OSError as error:
+        # Of use to a reader only, so the run goes on without it.
+        _logger.warning("no time line is recorded: %s", error)
+        return None
+
+
+def _phases(timer: Timer) -> list[Span]:
+    return [span for span in timer.get_spans() if span.label != _WHOLE_STEP]

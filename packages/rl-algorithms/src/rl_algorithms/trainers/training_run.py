@@ -241,6 +241,7 @@ class TrainingRun(Generic[ConfigT]):
         self._signals.raise_pending()
         # Registered after the components, so that it runs before they close.
         self._closing.callback(trainer._close)
+        self._closing.callback(outputs.close_timeline, trainer.timer)
         self._tools = _equip(
             trainer, self._hooks, self._signals, self._watchdog.note, outputs.recorder
         )

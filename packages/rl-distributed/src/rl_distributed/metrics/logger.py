@@ -53,6 +53,9 @@ class LoggerConfig(Config):
     )
     """Seconds between two samples of CPU, memory, GPUs and Ray's object store of the
     program's node, logged as `system/...`; None: no sampling."""
+    timeline: bool = True
+    """Whether to record when the program and its workers executed what, in
+    `timeline.jsonl`, which stays below 4 MiB."""
 
     @field_validator("level")
     @classmethod

@@ -34,12 +34,10 @@ from rl_distributed.timing.tracing import Span
 from rl_distributed.workers.call_collector import CallCollector, WorkerCalls
 from rl_distributed.workers.call_recorder import TimedCall, add_calls, longest_calls
 
-__all__ = ["TIMELINE", "Timeline"]
+__all__ = ["Timeline"]
 
 _logger = get_logger(__name__)
 
-TIMELINE = "timeline.jsonl"
-"""Name of the file in the folder of a run."""
 # Workers report once a second; a busy machine needs longer.
 _SETTLE_S = 2.5
 _FLUSH_S = 1.0
@@ -96,7 +94,7 @@ class Timeline:
             step: Number of the step; the same again goes on with its window.
             ended: Spans of the driver since the last call.
         """
-        self._window.spans += ended
+        self._add(ended)
         if step == self._window.step and not self._window.is_start:
             return
         now_s = time.time()
@@ -120,7 +118,7 @@ class Timeline:
         """
         if self._closing:
             return
-        self._window.spans += ended
+        self._add(ended)
         now_s = time.time()
         # Before the window is handed on, which may be written at once.
         self._calls.flush(_FLUSH_S)
@@ -130,6 +128,11 @@ class Timeline:
             self._changed.notify_all()
         self._thread.join(_CLOSE_S)
         self._file.close()
+
+    def _add(self, ended: Iterable[Span]) -> None:
+        # A timer may still hold spans of an earlier use.
+        start_ns = self._window.start_s * 1e9
+        self._window.spans += [span for span in ended if span.end_ns >= start_ns]
 
     def _end_window(self, now_s: float) -> None:
         self._window.end_s = now_s

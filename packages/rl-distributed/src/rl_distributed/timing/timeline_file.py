@@ -28,7 +28,10 @@ from typing import Any, BinaryIO
 
 from rl_distributed.private_files import create_private_folder, private_opener
 
-__all__ = ["TimelineFile", "read_timeline"]
+__all__ = ["TIMELINE", "TimelineFile", "read_timeline"]
+
+TIMELINE = "timeline.jsonl"
+"""Name of the file in the folder of a run."""
 
 _MAX_BYTES = 4 << 20
 _NUM_FIRST = 20

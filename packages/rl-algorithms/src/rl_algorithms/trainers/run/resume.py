@@ -21,6 +21,7 @@ from rl_distributed.runs.folder import (
     refuse_contradiction,
 )
 from rl_distributed.runs.requests import REQUESTS
+from rl_distributed.timing.timeline_file import TIMELINE
 
 __all__ = ["CHECKPOINTS", "Resume", "RunPlace", "find_resume"]
 
@@ -40,6 +41,7 @@ _WRITES = (
     "recording",
     REQUESTS,
     UPDATES,
+    TIMELINE,
 )
 
 
