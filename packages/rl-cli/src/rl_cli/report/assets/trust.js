@@ -7,7 +7,7 @@ function trustView() {
       run.reason ? el("p", { class: "bad" }, `The run is ${run.state}: ${run.reason}`) : null,
       table(`Checks: ${run.name}`, ["check", "found", "what it means"], checks(run), [2]),
     ]),
-    el("h2", null, "Sampler and trainer"), trustCharts(), ...page.runs.map(positionTable),
+    el("h2", null, "Sampler and trainer"), trustCharts(), ...page.runs.flatMap(positionTable),
     ...page.runs.flatMap(weightsTable),
     ...page.runs.flatMap(warnings),
   ];
@@ -38,8 +38,9 @@ function positionTable(run) {
     const other = (quantile) => newest(name.replace(/p99$/, quantile))[1];
     return [text, step, other("p50"), p99, other("max")];
   }).filter(([, step]) => step !== null);
+  const title = `${run.name}: newest difference of log-probs by position of the token in its row`;
   return rows.length
-    ? table(`Difference of log-probs by position: ${run.name}`, ["tokens of a row", "newest step", "p50", "p99", "max (nats)"], rows) : null;
+    ? [el("h3", { class: "above" }, title), table(title, ["tokens of a row", "newest step", "p50", "p99", "max (nats)"], rows)] : [];
 }
 
 /** Show which weights the generator had, by the digests that its processes compared. */
