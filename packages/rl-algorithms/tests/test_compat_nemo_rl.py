@@ -93,8 +93,16 @@ def test_every_absent_module_says_what_to_use_instead(module):
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("from nemo_rl.algorithms.loss import ClippedPGLoss", "did you mean"),
-        ("import nemo_rl.algorithms.los", "did you mean"),
+        (
+            "from nemo_rl.algorithms.loss import ClippedPGLoss",
+            "did you mean 'ClippedPGLossFn'",
+        ),
+        (
+            "from nemo_rl.algorithms.grpo import ClippedPGLossFn",
+            "nemo_rl.algorithms.loss has ClippedPGLossFn",
+        ),
+        ("import nemo_rl.algorithms.los", "did you mean 'nemo_rl.algorithms.loss'"),
+        ("import nemo_rl.packageinfo", "did you mean 'nemo_rl.package_info'"),
         ("from nemo_rl.utils import nothing_like_it", "is not in the map"),
         ("import nemo_rl.distributed.nothing", "is not in the map"),
     ],
@@ -102,7 +110,219 @@ def test_every_absent_module_says_what_to_use_instead(module):
 def test_an_unknown_name_is_told_with_the_nearest(statement, message):
     with pytest.raises(ImportError, match=message) as told:
         exec(statement)
-    assert "docs/guides/migrate.md" in str(told.value)
+    # What an installed user has: the map itself, and no file of the repository.
+    assert "rl_algorithms.compat.nemo_rl --table lists what is" in str(told.value)
+    assert ".md" not in str(told.value)
+
+
+def test_modules_that_have_only_the_beginning_in_common_are_not_alike():
+    with pytest.raises(ImportError) as told:
+        exec("import nemo_rl.qqqqqq_zzzz")
+    assert "did you mean" not in str(told.value)
+
+
+# Every name that the guides and the reference of NeMo RL mention, by module.
+MENTIONED = {
+    "nemo_rl.distributed.virtual_cluster": "ClusterConfig PY_EXECUTABLES init_ray "
+    "get_ray_cluster_topology select_segment_nodes prepare_segment_topology "
+    "get_reordered_bundle RayVirtualCluster ResourceInsufficientError",
+    "nemo_rl.distributed.worker_groups": "MultiWorkerFuture RayWorkerBuilder "
+    "RayWorkerGroup",
+    "nemo_rl.distributed.worker_group_utils": "get_nsight_config_if_pattern_matches "
+    "recursive_merge_options",
+    "nemo_rl.distributed.ray_actor_environment_registry": "ACTOR_ENVIRONMENT_REGISTRY "
+    "get_actor_python_env",
+    "nemo_rl.distributed.batched_data_dict": "SequencePackingArgs DynamicBatchingArgs "
+    "BatchedDataDict SlicedDataDict",
+    "nemo_rl.distributed.named_sharding": "NamedSharding REPLICATED_AXES",
+    "nemo_rl.distributed.collectives": "rebalance_nd_tensor gather_jagged_object_lists",
+    "nemo_rl.distributed.stateless_process_group": "StatelessProcessGroup",
+    "nemo_rl.distributed.numa_utils": "bind_to_gpu_numa resolve_visible_gpu_id",
+    "nemo_rl.distributed.model_utils": "DistributedLogprob distributed_vocab_topk "
+    "from_parallel_logits_to_logprobs vocab_parallel_gather_columns",
+    "nemo_rl.utils.venvs": "create_local_venv create_local_venv_on_each_node "
+    "make_actor_runtime_env",
+    "nemo_rl.utils.config": "load_config load_config_with_inheritance "
+    "parse_hydra_overrides OverridesError register_omegaconf_resolvers",
+    "nemo_rl.models.policy.interfaces": "PolicyInterface LogprobOutputSpec "
+    "ReferenceLogprobOutputSpec ScoreOutputSpec ColocatablePolicyInterface",
+    "nemo_rl.models.generation.interfaces": "GenerationInterface GenerationDatumSpec "
+    "GenerationOutputSpec GenerationConfig GenerationSamplingParams "
+    "verify_right_padding should_use_async_rollouts CollectiveSenderSpec",
+    "nemo_rl.models.generation": "configure_generation_config",
+    "nemo_rl.models.generation.vllm": "VllmGeneration VllmConfig",
+    "nemo_rl.models.generation.sglang": "SGLangGeneration",
+    "nemo_rl.models.generation.trtllm": "TrtllmGeneration",
+    "nemo_rl.models.generation.megatron": "MegatronGeneration",
+    "nemo_rl.models.generation.dynamo": "DynamoGeneration",
+    "nemo_rl.models.value.interfaces": "ValueInterface",
+    "nemo_rl.models.policy": "PolicyConfig TokenizerConfig DTensorConfig LoRAConfig "
+    "SequencePackingConfig DynamicBatchingConfig MegatronConfig RewardModelConfig",
+    "nemo_rl.models.policy.lm_policy": "Policy",
+    "nemo_rl.models.policy.tq_policy": "TQPolicy",
+    "nemo_rl.models.policy.workers": "DTensorPolicyWorker MegatronPolicyWorker",
+    "nemo_rl.weight_sync.interfaces": "WeightSynchronizer",
+    "nemo_rl.algorithms.grpo": "MasterConfig GRPOConfig GRPOSaveState setup grpo_train "
+    "async_grpo_train validate dynamic_sampling scale_rewards AsyncGRPOConfig "
+    "RewardScalingConfig refit_policy_generation extract_initial_prompt_messages "
+    "add_grpo_token_loss_masks_and_generation_logprobs shutdown_environments "
+    "compute_and_apply_seq_logprob_error_masking aggregate_rollout_metrics",
+    "nemo_rl.algorithms.grpo_sync": "grpo_train_sync",
+    "nemo_rl.algorithms.single_controller": "SingleControllerActor",
+    "nemo_rl.algorithms.async_utils": "AsyncTrajectoryCollector ReplayBuffer",
+    "nemo_rl.algorithms.ppo": "MasterConfig PPOConfig PPOSaveState setup ppo_train "
+    "async_ppo_train validate",
+    "nemo_rl.algorithms.sft": "MasterConfig SFTConfig SFTSaveState setup sft_train "
+    "validate",
+    "nemo_rl.algorithms.dpo": "MasterConfig DPOConfig DPOSaveState setup dpo_train "
+    "validate",
+    "nemo_rl.algorithms.rm": "MasterConfig RMConfig RMSaveState setup rm_train "
+    "validate",
+    "nemo_rl.algorithms.distillation": "MasterConfig DistillationConfig setup validate "
+    "DistillationSaveState distillation_train",
+    "nemo_rl.algorithms.loss": "ClippedPGLossConfig ClippedPGLossFn NLLLossFn "
+    "PreferenceLossFn DPOLossFn DPOLossConfig DistillationLossFn MseValueLossFn "
+    "DistillationLossConfig MseValueLossConfig DraftCrossEntropyLossFn "
+    "CrossTokenizerDistillationLossFn SequencePackingLossWrapper DraftLossWrapper "
+    "SequencePackingFusionLossWrapper prepare_loss_input prepare_packed_loss_input "
+    "wrap_loss_fn_with_input_preparation ClippedPGLossDataDict DPOLossDataDict "
+    "PreferenceLossDataDict DistillationLossDataDict",
+    "nemo_rl.algorithms.loss.interfaces": "LossFunction LossType LossInputType "
+    "MetricNormalizer",
+    "nemo_rl.algorithms.advantage_estimator": "GRPOAdvantageEstimator "
+    "GDPOAdvantageEstimator ReinforcePlusPlusAdvantageEstimator OPDAdvantageEstimator "
+    "RawRewardAdvantageEstimator GeneralizedAdvantageEstimator",
+    "nemo_rl.algorithms.utils": "calculate_baseline_and_std_per_prompt calculate_kl "
+    "masked_mean get_tokenizer set_seed maybe_pad_last_batch print_performance_metrics",
+    "nemo_rl.algorithms.logits_sampling_utils": "TrainingSamplingParams",
+    "nemo_rl.algorithms.reward_functions": "apply_reward_shaping RewardShapingConfig",
+    "nemo_rl.environments.interfaces": "EnvironmentInterface EnvironmentReturn",
+    "nemo_rl.environments.utils": "ENV_REGISTRY create_env register_env "
+    "chunk_list_to_workers",
+    "nemo_rl.environments.math_environment": "MathEnvironment "
+    "MathMultiRewardEnvironment",
+    "nemo_rl.environments.dapo_math_verifier": "compute_score",
+    "nemo_rl.environments.code_environment": "CodeEnvironment",
+    "nemo_rl.environments.code_jaccard_environment": "CodeJaccardEnvironment",
+    "nemo_rl.environments.vlm_environment": "VLMEnvironment",
+    "nemo_rl.environments.reward_model_environment": "RewardModelEnvironment",
+    "nemo_rl.environments.nemo_gym": "NemoGym",
+    "nemo_rl.environments.games.sliding_puzzle": "SlidingPuzzleEnv",
+    "nemo_rl.environments.tools.retriever": "RAGEnvironment",
+    "nemo_rl.environments.metrics": "calculate_pass_rate_per_prompt",
+    "nemo_rl.environments.rewards": "combine_reward_functions format_reward "
+    "exact_answer_alphanumeric_reward math_expression_reward bbox_giou_reward "
+    "geo3k_reward",
+    "nemo_rl.experience.rollouts": "generate_responses generate_responses_async "
+    "calculate_rewards run_multi_turn_rollout run_async_multi_turn_rollout "
+    "run_async_multi_turn_rollout_groups run_async_nemo_gym_rollout",
+    "nemo_rl.experience.rollout_manager": "RolloutRetryPolicy RolloutTimeouts "
+    "RolloutOutcome",
+    "nemo_rl.data": "DataConfig",
+    "nemo_rl.data.interfaces": "DatumSpec PreferenceDatumSpec LLMMessageLogType "
+    "FlatMessagesType TaskDataSpec TaskDataProcessFnCallable",
+    "nemo_rl.data.datasets": "AllTaskProcessedDataset PreferenceDataset",
+    "nemo_rl.data.processors": "register_processor math_hf_data_processor",
+    "nemo_rl.data.utils": "setup_response_data setup_preference_data "
+    "load_dataloader_state",
+    "nemo_rl.data.chat_templates": "COMMON_CHAT_TEMPLATES",
+    "nemo_rl.data.collate_fn": "rl_collate_fn eval_collate_fn preference_collate_fn",
+    "nemo_rl.data.llm_message_utils": "message_log_to_flat_messages "
+    "get_keys_from_message_log add_loss_mask_to_message_log message_log_shape "
+    "batched_message_log_to_flat_message get_formatted_message_log "
+    "remap_dataset_keys decompose_message_log reconstruct_message_log",
+    "nemo_rl.data.multimodal_utils": "PackedTensor",
+    "nemo_rl.data.packing": "PackingAlgorithm get_packer SequencePacker "
+    "PackingMetrics ConcatenativePacker FirstFitDecreasingPacker "
+    "FirstFitShufflePacker ModifiedFirstFitDecreasingPacker",
+    "nemo_rl.data.packing.algorithms": "get_packer ModifiedFirstFitDecreasingPacker",
+    "nemo_rl.data.packing.metrics": "PackingMetrics",
+    "nemo_rl.data_plane": "DataPlaneClient KVBatchMeta",
+    "nemo_rl.evals.eval": "MasterConfig EvalConfig setup run_env_eval eval_pass_k "
+    "eval_cons_k",
+    "nemo_rl.evals.answer_parsing": "extract_answer",
+    "nemo_rl.utils.logger": "LoggerInterface LoggerConfig TensorboardLogger "
+    "WandbLogger SwanlabLogger MLflowLogger Logger RayGpuMonitorLogger "
+    "GPUMonitoringConfig WandbConfig SwanlabConfig TensorboardConfig MLflowConfig "
+    "get_next_experiment_dir flatten_dict print_message_log_samples "
+    "configure_rich_logging",
+    "nemo_rl.utils.checkpoint": "CheckpointManager CheckpointingConfig",
+    "nemo_rl.utils.timer": "Timer ThreadSafeTimer TimeoutChecker convert_to_seconds",
+    "nemo_rl.utils.memory_tracker": "MemoryTracker",
+    "nemo_rl.utils.flops_tracker": "FLOPTracker",
+    "nemo_rl.utils.nvml": "get_device_uuid get_free_memory_bytes",
+    "nemo_rl.package_info": "__version__",
+    # The interface that its guides sketch.
+    "nemo_rl": "train GRPOTrainer",
+    "nemo_rl.algorithms": "DPOTrainer GRPOTrainer SFTTrainer",
+    "nemo_rl.backends": "get_training_backend get_generation_backend",
+    "nemo_rl.backends.training.base": "TrainingBackend register_training_backend",
+    "nemo_rl.backends.generation.base": "GenerationBackend register_generation_backend",
+    "nemo_rl.distributed": "RayVirtualCluster RayWorkerGroup",
+    "nemo_rl.environments": "FunctionalRewardWrapper",
+    "nemo_rl.models": "HuggingFacePolicy",
+    "nemo_rl.models.interfaces": "PolicyInterface",
+    "nemo_rl.trainers.base": "BaseTrainer",
+    "nemo_rl.trainers.callbacks": "Callback",
+}
+
+
+def missing(statement):
+    """Return why an import fails; "" where it does not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            exec(statement)
+        except ImportError as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("module", MENTIONED)
+def test_every_name_that_nemo_rl_mentions_is_here_or_says_what_is(module):
+    for name in MENTIONED[module].split():
+        why = missing(f"from {module} import {name}")
+        assert not why or " is not here: " in why, name
+
+
+def test_loaded_configurations_have_their_parents(tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "base.yaml").write_text("a: 1\nb: ${a}\n")
+    (tmp_path / "below" / "child.yaml").write_text("defaults: ../base.yaml\na: 2\n")
+    load_it = load("nemo_rl.utils.config.load_config_with_inheritance")
+    assert load_it("below/child.yaml", tmp_path) == {"a": 2, "b": 2}
+    assert load_it(tmp_path / "below" / "child.yaml") == {"a": 2, "b": 2}
+
+
+@pytest.mark.filterwarnings("ignore:DPOLossFn of nemo_rl reads")
+@pytest.mark.parametrize("loss", ["ClippedPGLossFn", "NLLLossFn", "DPOLossFn"])
+@pytest.mark.parametrize("name", ["next_token_logits", "logits", None])
+def test_losses_that_get_logits_say_so_and_what_to_pass(loss, name):
+    data, counts, _ = loss_batch()
+    data["reference_policy_logprobs"][:, -1] = 0.0
+    logits = torch.zeros(4, 5, 11)
+    args, named = ((), {name: logits}) if name else ((logits,), {})
+    config = [] if loss == "NLLLossFn" else [{}]
+    loss_fn = load(f"nemo_rl.algorithms.loss.{loss}")(*config)
+    with pytest.raises(LossInputError) as told:
+        loss_fn(data, *counts, *args, **named)
+    assert "takes next_token_logprobs [B, S-1]" in str(told.value)
+    assert f"no logits: got {name or 'next_token_logprobs'} [4, 5, 11]" in str(
+        told.value
+    )
+    # What it says to pass is what the loss takes.
+    input_ids = torch.randint(0, 11, (4, 5))
+    remedy = str(told.value).partition("pass ")[2]
+    made = eval(remedy, {"torch": torch, "logits": logits, "input_ids": input_ids})
+    assert made.shape == (4, 4)
+
+
+def test_distillation_that_gets_logits_says_so():
+    data, counts, _ = loss_batch()
+    with pytest.raises(LossInputError, match=r"no logits: got student_logits; torch"):
+        load("nemo_rl.algorithms.loss.DistillationLossFn")({})(
+            data, *counts, student_logits=torch.zeros(4, 5, 11)
+        )
 
 
 def test_the_table_has_every_name_once_and_says_what_it_is():

@@ -48,8 +48,11 @@ def test_it_is_a_loss_function_and_says_what_is_missing():
     loss_fn = NLLLossFn()
     assert isinstance(loss_fn, LossFunction)
     one = torch.tensor(1)
-    with pytest.raises(LossInputError, match="next_token_logprobs: got logits"):
-        loss_fn(batch(), one, one, logits=torch.zeros(2, 4, 5))
+    for name in ("logits", "next_token_logits", "next_token_logprobs"):
+        with pytest.raises(LossInputError, match=rf"no logits: got {name} \[2, 4, 5\]"):
+            loss_fn(batch(), one, one, **{name: torch.zeros(2, 4, 5)})
+    with pytest.raises(LossInputError, match="next_token_logprobs: got values"):
+        loss_fn(batch(), one, one, values=torch.zeros(2, 4))
     with pytest.raises(LossInputError, match="'token_mask' of the batch is missing"):
         loss_fn(
             {"sample_mask": torch.ones(2)},

@@ -13,6 +13,8 @@ from rl_algorithms.errors import LossInputError
 
 __all__ = ["TokenColumns", "column", "next_token_column"]
 
+_LOGITS = ("logits", "next_token_logits")
+
 
 def column(data: Mapping[str, Any], name: str, *, needed_by: str) -> Tensor:
     """Return the tensor column `name`, or raise an error that says what needs it."""
@@ -61,6 +63,7 @@ class TokenColumns:
     ) -> TokenColumns:
         """Read the columns that every token loss needs."""
         logprobs = inputs.get("next_token_logprobs")
+        _refuse_logits(inputs, needed_by)
         if logprobs is None:
             raise LossInputError(
                 f"{needed_by} is computed from next_token_logprobs: got "
@@ -80,3 +83,21 @@ class TokenColumns:
         """Set values to 0 where the mask is 0, even if they are NaN."""
         # Not a product with the mask: NaN * 0 is NaN, in the value and in the gradient.
         return torch.masked_fill(values, self.masked_out, 0.0)
+
+
+def _refuse_logits(inputs: Mapping[str, Tensor], needed_by: str) -> None:
+    """Raise an error that says how log-probs are made of logits, where these came.
+
+    Raises:
+        LossInputError: An input has the name or the dimensions of logits.
+    """
+    for name, value in inputs.items():
+        if not isinstance(value, Tensor):
+            continue
+        if name in _LOGITS or (name == "next_token_logprobs" and value.dim() == 3):
+            raise LossInputError(
+                f"{needed_by} takes next_token_logprobs [B, S-1], the log-prob of each "
+                f"next token, and no logits: got {name} {list(value.shape)}; pass "
+                "torch.log_softmax(logits[:, :-1].float(), dim=-1)"
+                ".gather(-1, input_ids[:, 1:, None]).squeeze(-1)"
+            )

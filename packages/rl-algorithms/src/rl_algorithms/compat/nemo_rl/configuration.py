@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from rl_algorithms.compat.nemo_rl.differences import warn_difference
 from rl_distributed import config
 from rl_distributed.config.origins import plain_copy
 
-__all__ = ["load_config", "parse_hydra_overrides", "register_omegaconf_resolvers"]
+__all__ = [
+    "load_config",
+    "load_config_with_inheritance",
+    "parse_hydra_overrides",
+    "register_omegaconf_resolvers",
+]
 
 
 class LoadedConfig(dict[str, Any]):
@@ -29,6 +35,19 @@ class LoadedConfig(dict[str, Any]):
 def load_config(config_path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a YAML file with its `defaults`, and resolve every `${...}`."""
     return LoadedConfig(config_path, plain_copy(config.load_config(config_path)))
+
+
+def load_config_with_inheritance(
+    config_path: str | os.PathLike[str],
+    base_dir: str | os.PathLike[str] | None = None,
+) -> dict[str, Any]:
+    """Read a YAML file with its `defaults`, as `load_config` does.
+
+    Args:
+        config_path: The file.
+        base_dir: Folder that a relative path starts from; None: the current one.
+    """
+    return load_config(Path(base_dir or "") / config_path)
 
 
 def parse_hydra_overrides(

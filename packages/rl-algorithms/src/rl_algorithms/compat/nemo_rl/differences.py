@@ -6,6 +6,8 @@ import sys
 import warnings
 from types import FrameType
 
+from rl_algorithms.compat.nemo_rl.name_map import GUIDE
+
 __all__ = ["DifferenceWarning", "forget_differences", "warn_difference"]
 
 _HERE = "rl_algorithms.compat.nemo_rl."
@@ -23,7 +25,7 @@ def warn_difference(message: str) -> None:
     if message in _told:
         return
     _told.add(message)
-    text = f"{message} (see docs/guides/migrate.md)"
+    text = f"{message} (see {GUIDE})"
     warnings.warn(text, DifferenceWarning, stacklevel=_level_of_caller())
 
 

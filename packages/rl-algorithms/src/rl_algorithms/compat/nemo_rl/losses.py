@@ -355,8 +355,10 @@ class DistillationLossFn(losses.DistillationLossFn):
         for name in names[:2]:
             if name not in given:
                 raise LossInputError(
-                    f"DistillationLossFn takes {names[0]} and {names[1]}: got "
-                    f"{', '.join(given) or 'nothing'}"
+                    f"DistillationLossFn takes {names[0]} and {names[1]} [B, S-1, k], "
+                    "log-probs of the teacher's k tokens, and no logits: got "
+                    f"{', '.join(given) or 'nothing'}; torch.log_softmax(logits, "
+                    "dim=-1).gather(-1, topk_indices) makes them"
                 )
         student, teacher = given[names[0]], given[names[1]]
         if not self.config.zero_outside_topk:

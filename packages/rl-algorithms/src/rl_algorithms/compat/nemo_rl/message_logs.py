@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -15,11 +15,15 @@ from rl_distributed.batch.batched_data_dict import (
 from rl_distributed.errors import ConfigError
 
 __all__ = [
+    "FlatMessagesType",
     "add_loss_mask_to_message_log",
     "batched_message_log_to_flat_message",
     "get_formatted_message_log",
     "message_log_shape",
 ]
+
+FlatMessagesType: TypeAlias = dict[str, Any]
+"""What `message_log_to_flat_messages` returns: tensors and lists by key."""
 
 
 def add_loss_mask_to_message_log(

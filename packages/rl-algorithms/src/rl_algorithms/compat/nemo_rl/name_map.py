@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from rl_distributed.suggestion import did_you_mean
+from rl_distributed.suggestion import did_you_mean, nearest
 
-__all__ = ["ROOT", "MappedName", "NameMap", "read_name_map"]
+__all__ = ["GUIDE", "ROOT", "MappedName", "NameMap", "read_name_map"]
 
 ROOT = "nemo_rl"
 """Name of the package of NeMo RL."""
-_PAGE = "docs/guides/migrate.md"
+GUIDE = "the guide 'Migrate from NeMo RL'"
+"""Title of the page of the documentation about moving."""
+_TABLE = "python -m rl_algorithms.compat.nemo_rl --table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class MappedName:
 
     def missing(self) -> str:
         """Return the message that the name is missing, with its replacement."""
-        return f"{self.path} is not here: {self.absent} (see {_PAGE})"
+        return f"{self.path} is not here: {self.absent} (see {GUIDE})"
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,15 @@ class NameMap:
         for end in range(len(parts), 0, -1):
             instead = self.absent_modules.get(".".join(parts[:end]))
             if instead is not None:
-                return f"{module} is not here: {instead} (see {_PAGE})"
-        known = [*self.modules, *self.packages]
+                return f"{module} is not here: {instead} (see {GUIDE})"
+        # Without their common beginning, which would make any two of them alike.
+        modules = (*self.modules, *self.packages, *self.absent_modules)
+        known = {_below_root(m): m for m in modules}
+        found = nearest(_below_root(module), known)
+        hint = "" if found is None else f"; did you mean {known[found]!r}?"
         return (
-            f"{module} is not in the map of rl_algorithms.compat.nemo_rl"
-            f"{did_you_mean(module, known)}; {_PAGE} lists what is"
+            f"{module} is not in the map of rl_algorithms.compat.nemo_rl{hint}; "
+            f"{_TABLE} lists what is"
         )
 
     def missing_name(self, module: str, name: str) -> str:
@@ -113,11 +119,18 @@ class NameMap:
         path = f"{module}.{name}"
         if any(f"{path}.".startswith(f"{m}.") for m in self.absent_modules):
             return self.missing_module(path)
-        known = [n for n, e in self.modules.get(module, {}).items() if not e.absent]
         return (
             f"{path} is not in the map of rl_algorithms.compat.nemo_rl"
-            f"{did_you_mean(name, known)}; {_PAGE} lists what is"
+            f"{self._hint(module, name)}; {_TABLE} lists what is"
         )
+
+    def _hint(self, module: str, name: str) -> str:
+        """Return where a name may have been meant to come from, as a part of a text."""
+        elsewhere = [m for m, names in self.modules.items() if name in names]
+        if elsewhere:
+            return f"; {elsewhere[0]} has {name}"
+        known = [n for n, e in self.modules.get(module, {}).items() if not e.absent]
+        return did_you_mean(name, known)
 
     def to_markdown(self) -> str:
         """Return the map as Markdown, with a table per module."""
@@ -146,6 +159,10 @@ def read_name_map() -> NameMap:
     for alias, module in aliases.items():
         modules[alias] = _names(alias, data[module])
     return NameMap(dict(sorted(modules.items())), absent)
+
+
+def _below_root(module: str) -> str:
+    return module.removeprefix(f"{ROOT}.")
 
 
 def _names(module: str, names: Mapping[str, Any]) -> dict[str, MappedName]:
