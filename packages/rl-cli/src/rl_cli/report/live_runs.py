@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from rl_cli.report.actor_timeline import StageTimeline, read_stage_timeline
 from rl_cli.report.answer_index import KINDS, AnswerIndex, answer_files
 from rl_cli.report.metric_table import MetricTable
 from rl_cli.report.page_data import page_data
@@ -32,18 +33,29 @@ from rl_cli.report.run_reader import (
     read_run,
     stage_folders,
 )
-from rl_cli.report.sample_chunks import script_json, where_answers_are
+from rl_cli.report.sample_chunks import (
+    script_json,
+    timeline_key,
+    where_answers_are,
+)
 from rl_distributed.errors import ConfigError
 from rl_distributed.runs.ending import ENDED, run_state
+from rl_distributed.timing.timeline_file import TIMELINE
 
 __all__ = ["LiveRuns"]
 
 _REST = 200.0
 """Pause after an update, as a multiple of its own time; requests are extra."""
 _LONGEST_REST_S = 60.0
-_CHUNK_NAME = re.compile(r"([a-z0-9]{1,40})-([0-9]{1,9})")
+_CHUNK_NAME = re.compile(r"([a-z0-9]{1,40})-([0-9]{1,15})")
 _RUN_FILES = ("run.json", "result.json", "samples.json", ENDED)
-_STAGE_FILES = ("metrics.jsonl", "updates.jsonl", "result.json", "checkpoints")
+_STAGE_FILES = (
+    "metrics.jsonl",
+    "updates.jsonl",
+    TIMELINE,
+    "result.json",
+    "checkpoints",
+)
 
 
 class _GrowingTable:
@@ -113,6 +125,7 @@ class LiveRuns:
         self._tables: dict[Path, _GrowingTable] = {}
         self._indices: dict[tuple[Path, str], AnswerIndex] = {}
         self._by_key: dict[str, AnswerIndex] = {}
+        self._timelines: dict[str, StageTimeline] = {}
         self._seen: list[Any] = []
         self._page: dict[str, Any] = {}
         self._text = ""
@@ -138,7 +151,7 @@ class LiveRuns:
             return self.version, names, self._text
 
     def chunk(self, name: str) -> str | None:
-        """Return the answers of a chunk as JSON; None if there is no such chunk.
+        """Return a chunk of answers or a time line as JSON; None: there is none.
 
         Args:
             name: `KEY-NUMBER`, with a key from the page.
@@ -148,8 +161,11 @@ class LiveRuns:
         if match is None:
             return None
         with self._lock:
-            index = self._by_key.get(match.group(1))
             number = int(match.group(2))
+            timeline = self._timelines.get(match.group(1))
+            if timeline is not None and number in timeline.records:
+                return f"[{script_json(timeline.records[number])}]"
+            index = self._by_key.get(match.group(1))
             if index is None or number >= index.num_chunks:
                 return None
             return f"[{','.join(script_json(r) for r in index.chunk(number))}]"
@@ -182,7 +198,8 @@ class LiveRuns:
                     raise
                 # The run is just being restarted: keep the old page until then.
             else:
-                self._page = {**page_data(self.runs, self._answers), "files": None}
+                found = page_data(self.runs, self._answers, self._timeline)
+                self._page = {**found, "files": None}
                 self._page["chunks"] = {}
                 # Serialized once per version, not for each viewer.
                 self._text = script_json(self._page)
@@ -196,6 +213,11 @@ class LiveRuns:
 
     def _read_metrics(self, path: Path) -> MetricTable:
         return self._tables.setdefault(path, _GrowingTable()).update(path)
+
+    def _timeline(self, stage: ReadStage, key: str) -> dict[str, Any] | None:
+        name, found = timeline_key(key), read_stage_timeline(stage.folder)
+        self._timelines[name] = found
+        return found.where(name)
 
     def _answers(self, stage: ReadStage, key: str) -> list[dict[str, Any]]:
         found = []

@@ -32,6 +32,7 @@ _SCRIPTS = (
     "learning.js",
     "tokens.js",
     "samples.js",
+    "timeline.js",
     "timing.js",
     "trust.js",
     "setup.js",
@@ -49,7 +50,7 @@ def write_page(runs: Sequence[ReadRun], path: Path) -> ChunkStore:
             `files_folder(path)`.
 
     Returns:
-        The store of the answers.
+        The store of the answers and time lines.
 
     Raises:
         ConfigError: The file or the folder beside it cannot be written.
@@ -57,7 +58,7 @@ def write_page(runs: Sequence[ReadRun], path: Path) -> ChunkStore:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         store = ChunkStore(files_folder(path))
-        data = page_data(runs, store.put)
+        data = page_data(runs, store.put, store.put_timeline)
         data["files"] = store.folder.name if store.in_files else None
         # The chunks are JSON already; serializing them again would double the memory.
         chunks = ",".join(

@@ -21,10 +21,13 @@ from rl_cli.report.trust_data import confirmed_weights, mismatch_limit, sampling
 from rl_cli.run_folder import RunFolder
 from rl_distributed.redaction import redacted
 
-__all__ = ["Answers", "page_data"]
+__all__ = ["Answers", "Timelines", "page_data"]
 
 Answers = Callable[[ReadStage, str], list[dict[str, Any]]]
 """Function of a stage and a name prefix that returns where its answers are."""
+
+Timelines = Callable[[ReadStage, str], dict[str, Any] | None]
+"""Function of a stage and a name prefix that returns where its time line is."""
 
 _MOST_NUMBERS = 150_000
 """Maximum number of points of all curves of a page, about ten bytes each."""
@@ -33,12 +36,17 @@ _MOST_TIMES = 1000
 _DIGITS = 6
 
 
-def page_data(runs: Sequence[ReadRun], answers: Answers) -> dict[str, Any]:
-    """Return all data of the page except for the answers.
+def page_data(
+    runs: Sequence[ReadRun],
+    answers: Answers,
+    timelines: Timelines = lambda stage, key: None,
+) -> dict[str, Any]:
+    """Return all data of the page except for the answers and time lines.
 
     Args:
         runs: The runs; the others are compared with the first one.
         answers: Function that locates the answers of a stage.
+        timelines: Function that locates its time line.
     """
     num_curves = sum(len(s.metrics.columns) for run in runs for s in run.stages)
     limit = _MOST_NUMBERS // max(num_curves, 1)
@@ -47,7 +55,7 @@ def page_data(runs: Sequence[ReadRun], answers: Answers) -> dict[str, Any]:
     return {
         "written": datetime.now(UTC).isoformat(timespec="seconds"),
         "runs": [
-            _run(run, name, f"r{number}", limit, answers)
+            _run(run, name, f"r{number}", limit, answers, timelines)
             for number, (run, name) in enumerate(zip(runs, names, strict=True))
         ],
     }
@@ -66,7 +74,12 @@ def _names(runs: Sequence[ReadRun]) -> list[str]:
 
 
 def _run(
-    run: ReadRun, name: str, key: str, limit: int, answers: Answers
+    run: ReadRun,
+    name: str,
+    key: str,
+    limit: int,
+    answers: Answers,
+    timelines: Timelines,
 ) -> dict[str, Any]:
     record, result = run.record, run.result
     return {
@@ -89,14 +102,19 @@ def _run(
         "logs": redacted(run.logs.to_dict()),
         "data": redacted(run.logs.data),
         "stages": [
-            _stage(run, stage, f"{key}s{number}", limit, answers)
+            _stage(run, stage, f"{key}s{number}", limit, answers, timelines)
             for number, stage in enumerate(run.stages)
         ],
     }
 
 
 def _stage(
-    run: ReadRun, stage: ReadStage, key: str, limit: int, answers: Answers
+    run: ReadRun,
+    stage: ReadStage,
+    key: str,
+    limit: int,
+    answers: Answers,
+    timelines: Timelines,
 ) -> dict[str, Any]:
     table = stage.metrics
     times = phase_times(table)
@@ -125,6 +143,7 @@ def _stage(
         "updates": redacted([dict(update) for update in stage.updates]),
         "config": [value.to_dict() for value in config_values(run, stage)],
         "samples": answers(stage, key),
+        "timeline": timelines(stage, key),
     }
 
 

@@ -2,7 +2,8 @@
 
 ```
 run.json, result.json, .run.ended          of the run
-  metrics.jsonl updates.jsonl checkpoints/ of each stage: stages/<name>/, or the run
+  metrics.jsonl updates.jsonl timeline.jsonl checkpoints/
+                             of each stage: stages/<name>/, or the run
 logs/*.jsonl                               warnings and errors
 ```
 Missing or truncated files are tolerated, so that runs in progress, killed runs and runs

@@ -1,10 +1,11 @@
-"""Answers of a run in chunks that a page loads on demand.
+"""Answers and time lines of a run in chunks that a page loads on demand.
 
 ```
 files of answers --> AnswerIndex --> chunks of about 256 KiB --+
                           |                                    |
                     index by step        inside the page if small in total,
-                                         else NAME_files/*.js
+                                         else NAME_files/*.js; time lines likewise,
+                                         a chunk for each step
 ```
 A page opened as a local file may not read other files, but it may load scripts: each
 chunk is a script with a single call of a function of the page.
@@ -18,11 +19,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rl_cli.report.actor_timeline import read_stage_timeline
 from rl_cli.report.answer_index import KINDS, AnswerIndex
 from rl_cli.report.run_reader import ReadStage
 from rl_distributed.private_files import create_private_folder, private_opener
 
-__all__ = ["ChunkStore", "script_json", "where_answers_are"]
+__all__ = ["ChunkStore", "script_json", "timeline_key", "where_answers_are"]
 
 _INLINE_BYTES = 1 << 20
 # Matches are rare, so a search is far faster than `str.translate`.
@@ -97,6 +99,21 @@ class ChunkStore:
             found += where_answers_are(index, stage.name, name)
         return found
 
+    def put_timeline(self, stage: ReadStage, key: str) -> dict[str, Any] | None:
+        """Add the time line of a stage as chunks, and return their names by step.
+
+        Args:
+            stage: The stage.
+            key: Prefix of the names of the chunks.
+
+        Raises:
+            OSError: The folder cannot be written.
+        """
+        timeline, name = read_stage_timeline(stage.folder), timeline_key(key)
+        for number, record in timeline.records.items():
+            self.add(f"{name}-{number}", [script_json(record)])
+        return timeline.where(name)
+
     @property
     def inline(self) -> Mapping[str, str]:
         """Chunks to embed in the page, as JSON texts."""
@@ -107,6 +124,11 @@ class ChunkStore:
         path = self.folder / f"chunk-{name}.js"
         with open(path, "w", encoding="utf-8", opener=private_opener) as file:
             file.write(f"rlReport.chunk({json.dumps(name)},{text});\n")
+
+
+def timeline_key(key: str) -> str:
+    """Return the prefix of the names of a stage's time line."""
+    return f"{key}l"
 
 
 def where_answers_are(index: AnswerIndex, stage: str, key: str) -> list[dict[str, Any]]:

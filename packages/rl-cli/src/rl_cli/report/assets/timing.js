@@ -1,7 +1,7 @@
-// Where does the time go? Phases of the steps, and rates.
+// Where does the time go? Phases of the steps, who worked when, and rates.
 
 function timingView() {
-  const parts = page.runs.flatMap((run) => run.stages.filter((s) => s.phases).flatMap((stage) => stageTimes(run, stage)));
+  const parts = page.runs.flatMap((run) => run.stages.filter((s) => s.phases || s.timeline).flatMap((stage) => stageTimes(run, stage)));
   if (!parts.length) return [el("p", { class: "muted" }, "No step was timed.")];
   const rates = metricNames().filter((n) => n.startsWith("performance:") && !n.endsWith("_per_worker"));
   const grid = el("div", { class: "charts" });
@@ -16,21 +16,31 @@ function timingView() {
 }
 
 function stageTimes(run, stage) {
+  const label = page.runs.length > 1 || run.stages.length > 1 ? `${run.name} ${stage.name}` : run.name;
+  const actors = stage.timeline ? timelineOf(stage, label) : null;
+  return [
+    el("h2", null, label),
+    ...(stage.phases ? phaseTimes(stage, label) : []),
+    ...(actors ? actors.parts() : []),
+    el("div", { class: "tools" }, traceButton(stage, label, actors), el("span", { class: "muted" },
+      actors ? actors.about() : "Of averages of the phases: no time line of the actors was stored.")),
+  ];
+}
+
+function phaseTimes(stage, label) {
   const { steps, phases, totals, parts } = stage.phases;
   const names = Object.keys(totals);
   const all = names.reduce((sum, name) => sum + totals[name], 0);
-  const label = page.runs.length > 1 || run.stages.length > 1 ? `${run.name} ${stage.name}` : run.name;
   const rows = names.filter((name) => totals[name] > 0).flatMap((name) => [
     timeRow(name, totals[name], all, stage.steps),
     ...Object.entries(parts).filter(([part]) => part.startsWith(`${name}/`)).map(
       ([part, seconds]) => timeRow(`  ${part}`, seconds, all, stage.steps)),
   ]);
   return [
-    el("h2", null, label),
     el("div", { class: "charts" }, chart({
       title: `Seconds of a step by phase: ${label}`, unit: "seconds", wide: true, stacked: true, height: 260,
       lines: () => stackedLines(steps, phases, totals) })),
-    el("div", { class: "tools" }, el("span", null, `${duration(all)} in all`), traceButton(run, stage, label)),
+    el("p", null, `${duration(all)} in all`),
     table(`Time by phase: ${label}`, ["phase", "share", "seconds", "per step"], rows),
   ];
 }
@@ -60,18 +70,28 @@ function stackedLines(steps, phases, totals) {
   return lines.reverse();
 }
 
-/** Offer the phases as a Chrome trace: one slice for each phase of each bucket of steps. */
-function traceButton(run, stage, label) {
-  return el("button", { class: "plain", type: "button", onclick: () => {
-    const events = traceEvents(stage.phases);
-    const text = JSON.stringify({ traceEvents: events, displayTimeUnit: "ms" });
-    const url = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-    const link = el("a", { href: url, download: `${label.replace(/[^\w.-]+/g, "-")}.trace.json` });
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(url), 10000);
+/** Offer a Chrome trace of all actors, or of the phases where no time line was stored. */
+function traceButton(stage, label, actors) {
+  const made = el("button", { class: "plain", type: "button", onclick: async () => {
+    made.disabled = true;
+    try {
+      save(`${label}.trace.json`, { traceEvents: actors ? await actors.trace() : traceEvents(stage.phases), displayTimeUnit: "ms" });
+    } catch (error) {
+      made.after(el("span", { class: "bad", role: "alert" }, error.message));
+    } finally {
+      made.disabled = false;
+    }
   } }, "Download as a Chrome trace");
+  return made;
 }
 
+function save(name, value) {
+  const url = URL.createObjectURL(new Blob([JSON.stringify(value)], { type: "application/json" }));
+  el("a", { href: url, download: name.replace(/[^\w.-]+/g, "-") }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+}
+
+/** Return one slice for each phase of each bucket of steps. */
 function traceEvents({ steps, phases }) {
   const events = [];
   let start = 0;
