@@ -118,7 +118,9 @@ def _headers(rng: random.Random, path: str, key: str) -> bytes:
         ["Host: ", "Host: [::1", "Origin: http://[", ": empty", "A\x00: b", "A : b",
          "X-RL-Time: nan", f"X-RL-Nonce: {'f' * 9_000}", "Upgrade: websocket",
          "Sec-Fetch-Site: \xff", "Expect: 100-continue", "Expect: \x7f",
-         "Accept-Encoding: " + "gzip," * 900, "Accept: " + ";" * 3_000]
+         "Accept-Encoding: " + "gzip," * 900, "Accept: " + ";" * 3_000,
+         "Accept: text/html,\xff<script>", "Accept: text/html\r\nOrigin: http://<b>",
+         "Sec-Fetch-Mode: navigate\r\nSec-Fetch-Dest: document\r\nOrigin: null"]
     )  # fmt: skip
     return _request(rng.choice(["GET", "POST"]), path, [odd, *many], key=key)
 

@@ -484,6 +484,28 @@ class TestInterface:
         assert played.outcomes == [Outcome.OK] * 2, played.result.samples
         assert len(set(keys)) == 2
 
+    def test_a_user_without_a_home_folder_serves_agents_too(
+        self, tokenizer, monkeypatch
+    ):
+        def no_home():
+            raise RuntimeError("Could not determine home directory.")
+
+        monkeypatch.delenv("RL_KEYS_FILE", raising=False)
+        monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+        monkeypatch.setattr(Path, "home", no_home)
+
+        def agent(task, base_url, api_key):
+            url = base_url.removesuffix("/v1") + "/metrics"
+            for key in (api_key, "rlk_" + "0" * 12 + "_" + "x" * 43):
+                bearer = {"Authorization": f"Bearer {key}"}
+                assert httpx.get(url, headers=bearer).status_code == 401
+            client = openai.OpenAI(base_url=base_url, api_key=api_key)
+            ask(client, [user("a")])
+            return 1.0
+
+        played = Played(tokenizer, agent, lambda c, r: "x$")
+        assert played.outcomes == [Outcome.OK], played.result.samples
+
     def test_a_retry_takes_over_the_answer_of_a_request_that_was_cut_off(
         self, tokenizer
     ):

@@ -71,7 +71,7 @@ class PolicyServer:
 
     def __init__(self, model: ServedModel, key_file: KeyFile | None = None) -> None:
         self._model = model
-        viewers = KeyFile(default_key_file()) if key_file is None else key_file
+        viewers = _default_keys() if key_file is None else key_file
         self.door = Door("agents", key_file=viewers, own_host_only=True)
         """Admits those who look, and counts all requests."""
         # A door of its own, so that no key of the file is one of an agent.
@@ -103,9 +103,9 @@ class PolicyServer:
         self._run(self._start(listener))
         _logger.info(
             "agents reach the policy at %s; /metrics there counts refused requests, "
-            "for viewers of %s",
+            "for viewers of the keys in %s",
             self.base_url.removesuffix("/v1"),
-            viewers.path,
+            "no file" if viewers is None else viewers.path,
         )
 
     def open(self, session: AgentSession) -> None:
@@ -283,6 +283,14 @@ class PolicyServer:
         asked.is_orphan = True
         for one in asked.answers:
             one.is_given = False
+
+
+def _default_keys() -> KeyFile | None:
+    try:
+        return KeyFile(default_key_file())
+    except RuntimeError:
+        # A user without a home folder, as in a container: nobody may look.
+        return None
 
 
 def _told(refusal: Refusal, needs: Permission | None, host: str) -> ApiError:
