@@ -164,6 +164,13 @@ def pictures(session: nox.Session) -> None:
 
 
 @nox.session
+def commands(session: nox.Session) -> None:
+    """Run every `rl` command that the pages show (`-- --only serve.md`)."""
+    sync(session)
+    python(session, "-m", "tools.page_commands", *session.posargs)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Measure against named peers; JSON lines on standard output.
 

@@ -6,7 +6,12 @@ from pathlib import Path
 
 from rl_distributed.errors import ConfigError
 
-__all__ = ["model_of_run"]
+__all__ = ["is_run", "model_of_run", "weights_of_run"]
+
+
+def is_run(name: str) -> bool:
+    """Return whether a name is the folder of a run."""
+    return (Path(name).expanduser() / "run.json").is_file()
 
 
 def model_of_run(name: str) -> str:
@@ -17,9 +22,9 @@ def model_of_run(name: str) -> str:
     Raises:
         ConfigError: The run has trained nothing yet.
     """
-    path = Path(name).expanduser()
-    if not (path / "run.json").is_file():
+    if not is_run(name):
         return name
+    path = Path(name).expanduser()
     # Not needed for the name of a model, which is the usual case.
     from rl_cli.run_config import run_from_dict  # noqa: PLC0415
     from rl_cli.run_folder import RunFolder  # noqa: PLC0415
@@ -38,3 +43,26 @@ def model_of_run(name: str) -> str:
         if any((folder.stage(stage.name) / "checkpoints").glob("step_*")):
             return str(folder.stage(stage.name))
     raise ConfigError(f"the run {name!r} has no checkpoint yet: it was not trained")
+
+
+def weights_of_run(name: str) -> str:
+    """Return the model folder in the folder of a run or of a checkpoint.
+
+    Any other folder, and the name of a model, is returned as it is.
+
+    Raises:
+        ConfigError: The run has trained nothing yet.
+    """
+    path = Path(model_of_run(name))
+    steps = {
+        int(number): folder
+        for folder in path.glob("checkpoints/step_*")
+        if (number := folder.name.removeprefix("step_")).isdigit()
+    }
+    # An unfinished stage: use its newest checkpoint.
+    if steps:
+        path = steps[max(steps)]
+    inner = path / "policy" / "weights"
+    if inner.is_dir():
+        return str(inner)
+    return str(path) if path.is_dir() else name

@@ -69,11 +69,12 @@ def generate(
       rl generate model "Say hello." -n 4 --temperature 0.7
       cat prompts.txt | rl generate model --json
     """
+    from rl_cli.trained_model import weights_of_run  # noqa: PLC0415
     from rl_models import GenerationConfig  # noqa: PLC0415
     from rl_models.checkpoint.hub import check_model  # noqa: PLC0415
 
     texts = _prompts(prompts, file)
-    folder = _model_folder(model)
+    folder = weights_of_run(model)
     sampling["stop_strings"] = list(sampling.pop("stop")) or None
     # Without the option `sample` shortens this to the rest of the model's context. A
     # model that has learned within a limit need not have learned to stop.
@@ -115,25 +116,6 @@ def _prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
     if not found:
         raise click.UsageError("There is no prompt: the input has only empty lines.")
     return found
-
-
-def _model_folder(model: str) -> str:
-    """Find the model in the folder of a run or of a checkpoint."""
-    from rl_cli.trained_model import model_of_run  # noqa: PLC0415
-
-    path = Path(model_of_run(model))
-    steps = {
-        int(number): folder
-        for folder in path.glob("checkpoints/step_*")
-        if (number := folder.name.removeprefix("step_")).isdigit()
-    }
-    # An unfinished stage: use its newest checkpoint.
-    if steps:
-        path = steps[max(steps)]
-    inner = path / "policy" / "weights"
-    if inner.is_dir():
-        return str(inner)
-    return str(path) if path.is_dir() else model
 
 
 def _trained_length(folder: str) -> int | None:

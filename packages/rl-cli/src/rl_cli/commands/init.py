@@ -104,9 +104,10 @@ def init(folder: Path, *, yes: bool, **given: Any) -> None:
     # Checked for all before the first is written, so that nothing is left half done.
     present = [name for name in files if (folder / name).exists()]
     if present:
+        other = "my-run" if folder == Path() else f"{folder}-2"
         raise ConfigError(
             f"{folder / present[0]} already exists and is not overwritten: give "
-            "another folder, as in rl init my-run, or remove it"
+            f"another folder, as in rl init {other}, or remove it"
         )
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -18,7 +19,7 @@ _LOOK_EVERY_S = 1.0
 
 
 @click.command(short_help="Serve a model with OpenAI's HTTP interface.")
-@click.argument("model")
+@click.argument("model", metavar="MODEL|RUN")
 @click.argument("overrides", nargs=-1, metavar="[KEY=VALUE ...]")
 @click.option("--host", help="Address to listen on; default 127.0.0.1.")
 @click.option("--port", type=Whole(0, 65_535),
@@ -63,17 +64,19 @@ def serve(
     quiet: bool,
     **settings: Any,
 ) -> int:
-    """Serve MODEL (a folder, a checkpoint or a hub name) until Ctrl-C.
+    """Serve MODEL (a folder, a checkpoint, a run or a hub name) until Ctrl-C.
 
     The server implements OpenAI's HTTP interface: /v1/chat/completions, /v1/completions
     and /v1/models, with streaming, log-probs and token ids. With --weights-key and
     --weights-root, POST /rl/weights replaces the weights while it is serving. KEY=VALUE
     sets any field of ServeConfig. Ctrl-C waits for requests in progress, a second one
-    does not.
+    does not. The folder of a run stands for the best checkpoint of its last stage, and
+    gives the model its name.
 
     \b
     Examples:
       rl serve path/to/checkpoint
+      rl serve runs/quickstart-001
       rl serve model --port 0 --json
       RL_API_KEY=secret rl serve model --host 0.0.0.0 --replicas 2
       rl serve model --host 0.0.0.0 --keys ~/.config/rl/keys.json --tls
@@ -108,6 +111,7 @@ def serve(
 
 
 def _server(model: str, settings: dict[str, Any], overrides: tuple[str, ...]) -> Server:
+    from rl_cli.trained_model import is_run, weights_of_run  # noqa: PLC0415
     from rl_distributed.config import (  # noqa: PLC0415
         apply_overrides,
         merge_configs,
@@ -123,6 +127,9 @@ def _server(model: str, settings: dict[str, Any], overrides: tuple[str, ...]) ->
     if both:
         raise click.UsageError(f"{both[0]} is given twice, as an option and as a key.")
     document = merge_configs(given, changes)
+    if is_run(model):
+        document.setdefault("model_name", Path(model).expanduser().resolve().name)
+        model = weights_of_run(model)
     config = ServeConfig.from_dict(document, source="the command line")
     check_model(within_checkpoint(model))
     # Imported last, which takes seconds: mistakes are reported at once.

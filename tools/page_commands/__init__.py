@@ -1,0 +1,7 @@
+"""The `rl` commands of the pages, run as a reader runs them.
+
+```
+pages -> commands -> rule of each -> folder with what the page assumes -> run, in order
+                        kit of models, rows, files and runs ──┘
+```
+"""

@@ -1,0 +1,75 @@
+"""The commands that the pages show, in the order in which a reader meets them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["ROOT", "PageCommand", "block", "page_commands"]
+
+ROOT = Path(__file__).resolve().parents[2]
+_COMMENT = re.compile(r"\s+#\s.*$")
+_SETTING = re.compile(r"export (\w+)=(\S*)")
+
+
+@dataclass(frozen=True)
+class PageCommand:
+    """A line of a page that begins with `rl`."""
+
+    page: str
+    """Path of the page in the repository."""
+    line: str
+    """The command without its comment, on one line."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Variables that the page has exported before it, with their values."""
+
+    @property
+    def title(self) -> str:
+        """Page and command, which patterns are searched in."""
+        return f"{self.page}: {self.line}"
+
+
+def page_commands() -> list[PageCommand]:
+    """Return every command of every page, each once per page."""
+    pages = [
+        ROOT / "README.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+        *sorted((ROOT / "packages").glob("*/README.md")),
+    ]
+    return [command for page in pages for command in _commands(page)]
+
+
+def _commands(page: Path) -> list[PageCommand]:
+    name = str(page.relative_to(ROOT))
+    text = "\n".join(_blocks(page.read_text(), "sh"))
+    found: dict[str, PageCommand] = {}
+    settings: dict[str, str] = {}
+    for line in text.replace("\\\n", " ").splitlines():
+        plain = _COMMENT.sub("", line)
+        if setting := _SETTING.match(plain):
+            settings[setting[1]] = setting[2]
+        for part in plain.split(" && "):
+            command = " ".join(part.split())
+            if re.match(r"(?:\w+=\S+ )*rl [a-z]", command):
+                one = PageCommand(name, command, tuple(settings.items()))
+                found.setdefault(command, one)
+    return list(found.values())
+
+
+def block(page: str, language: str, number: int = 0) -> str:
+    """Return a block of code of a page.
+
+    Args:
+        page: Path of the page in the repository.
+        language: What stands behind the backticks.
+        number: Which one of this language.
+
+    Raises:
+        IndexError: It has not so many.
+    """
+    return _blocks((ROOT / page).read_text(), language)[number]
+
+
+def _blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)

@@ -1,0 +1,172 @@
+"""How each command of the pages is tried: as it stands, but for what is written here.
+
+Exactly one rule matches a command. A rule may add words behind the command (a run of
+one step), put an address of this machine in the place of another, and say how the
+command ends: by itself, or by Ctrl-C once it has said an address.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from tools.page_commands.pages import PageCommand
+
+__all__ = ["QUICKSTART_TO_STOP", "RULES", "Ending", "Rule", "rule_of"]
+
+
+class Ending(Enum):
+    """What ends a command."""
+
+    ITSELF = "itself"
+    """It has done what it is for."""
+    CTRL_C = "ctrl-c"
+    """It serves: it gets Ctrl-C after it has said an address."""
+    PAGE = "page"
+    """It serves the commands after it: it gets Ctrl-C after the last of the page."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How the commands that match a pattern are tried."""
+
+    pattern: str
+    """Regular expression that is searched in `PAGE: COMMAND`."""
+    add: str = ""
+    """Words behind the command."""
+    replace: tuple[tuple[str, str], ...] = ()
+    """What stands in the place of what: `{name}` is what the page's helper has said."""
+    settings: tuple[tuple[str, str], ...] = ()
+    """Variables, beside those that the page exports."""
+    ending: Ending = Ending.ITSELF
+    exit_code: int = 0
+    """The code that it ends with."""
+    typed: str = ""
+    """What is typed in a terminal; without it the input is at its end."""
+    interrupted: bool = False
+    """Whether it needs a run that Ctrl-C has ended, and no other."""
+    deadline_s: float = 240.0
+    """Seconds that it may take."""
+    is_quick: bool = False
+    """Whether it needs neither workers nor weights: a test runs it in its process."""
+    left_out: str = ""
+    """Why it cannot be run here; empty: it is run."""
+
+
+GRPO = "grpo.max_num_steps=1 policy.generation.max_new_tokens=4"
+VALIDATION = "common.data.validation.tasks.num_rows=64"
+QUICKSTART = (
+    f"stages.warmup.sft.max_num_steps=3 stages.grpo.grpo.max_num_steps=2 {VALIDATION}"
+)
+QUICKSTART_TO_STOP = (
+    "rl train quickstart stages.warmup.sft.max_num_steps=3 "
+    f"stages.grpo.grpo.max_num_steps=40 {VALIDATION}"
+)
+"""A run that goes on long enough to be interrupted."""
+SHORT_RECIPE = (
+    "policy.model_name={kit}/model policy.precision=float32 "
+    "policy.max_total_sequence_length=384 policy.train_global_batch_size=8 "
+    "policy.train_micro_batch_size=2 policy.scheduler=null "
+    "policy.generation.backend=huggingface policy.generation.precision=float32 "
+    "policy.generation.max_new_tokens=8 grpo.num_prompts_per_step=4 "
+    "grpo.num_generations_per_prompt=2 grpo.drop_zero_variance_groups=false "
+    "grpo.max_num_steps=1 grpo.val_at_end=false cluster.workers_per_node=1 "
+    "cluster.num_nodes=1 cluster.use_gpus=false "
+)
+GSM8K = (
+    SHORT_RECIPE
+    + "data.train.path={kit}/data/my-gsm8k data.validation.path={kit}/data/my-gsm8k "
+    "data.max_input_seq_length=256"
+)
+DAPO = (
+    SHORT_RECIPE + "data.train.path={kit}/data/dapo.jsonl "
+    "data.validation.path={kit}/data/dapo.jsonl data.max_input_seq_length=256 "
+    "grpo.use_dynamic_sampling=false"
+)
+
+
+def _staged(keys: str) -> str:
+    return " ".join(f"stages.grpo.{key}" for key in keys.split())
+
+
+# "port 0": another program here may have the usual one.
+ANY_PORT = "--port 0"
+TRAINER = (("https://trainer:9500", "{address}"),)
+OPERATOR = (("RL_KEY", "{key}"),)
+QUICK_COMMANDS = (
+    r"recipes|plan|config (show|schema|import|validate)|keys|envs list|runs|report"
+    r"|dashboard|cluster slurm|init .*--yes"
+)
+
+RULES: Sequence[Rule] = (
+    # Training. Only the number of steps and the length of answers are made small.
+    Rule(r": rl train (grpo|dapo|drgrpo|gspo|cispo|rloo|reinforce\+\+) policy", GRPO),
+    Rule(r": rl train ppo ",
+         "ppo.max_num_steps=1 policy.generation.max_new_tokens=4"),
+    Rule(r": rl train distillation ",
+         "distillation.max_num_steps=1 policy.generation.max_new_tokens=4"),
+    Rule(r": rl train (?P<name>sft|dpo|rm) policy", "{name}.max_num_steps=1"),
+    Rule(r": rl train sft --config sft.yaml", "sft.max_num_steps=1"),
+    Rule(r": rl train grpo --config (my|grpo).yaml", GRPO),
+    Rule(r"migrate.md: rl train grpo.yaml", _staged(GRPO)),
+    Rule(r": rl train quickstart(?! .*(--resume|backend=vllm|~stages))", QUICKSTART),
+    Rule(r": rl train quickstart --resume", interrupted=True),
+    Rule(r": rl train quickstart ~stages.grpo",
+         f"stages.warmup.sft.max_num_steps=6 {VALIDATION}"),
+    Rule(r": rl train quickstart .*backend=vllm", QUICKSTART, deadline_s=600),
+    Rule(r"README.md: rl train run.yaml", "stages.grpo.grpo.max_num_steps=2"),
+    Rule(r": rl train dapo-math-7b", _staged(DAPO)),
+    Rule(r": rl train (grpo-gsm8k|agents-gsm8k|mine.yaml)", _staged(GSM8K)),
+    Rule(r": rl replay "),
+    # Models.
+    Rule(r": rl eval ", "--max-samples 8 generation.max_new_tokens=8"),
+    Rule(r": rl generate "),
+    Rule(r": rl checkpoint (inspect|convert) "),
+    # Servers.
+    Rule(r"(serve|sharing).md: (\w+=\w+ )?rl serve (?!.*(--port|root /))", ANY_PORT,
+         ending=Ending.CTRL_C),
+    Rule(r": rl serve .* --port 0", ending=Ending.CTRL_C),
+    Rule(r": rl serve model --weights-root /runs", ANY_PORT,
+         replace=(("/runs", "{folder}/runs"),), ending=Ending.CTRL_C),
+    Rule(r": rl serve path/to/model --weights-root /shared/run", "--port {port}",
+         replace=(("/shared", "{folder}/shared"),), ending=Ending.PAGE),
+    Rule(r": rl watch (?!.*--terminal)", ANY_PORT, ending=Ending.CTRL_C),
+    Rule(r": rl watch .*--terminal"),
+    # A run in progress.
+    Rule(r": rl ctl \w+ runs/"),
+    Rule(r": rl ctl (pause|set|stop|status) https://trainer", replace=TRAINER,
+         settings=OPERATOR),
+    # Environments of RL.
+    Rule(r": rl envs check (?!openenv)"),
+    Rule(r": rl envs check openenv", replace=(("http://127.0.0.1:8000", "{address}"),)),
+    # Nobody answers: the input is at its end.
+    Rule(r": rl envs play "),
+    Rule(r": rl envs run .*--model path/to/model", "--max-new-tokens 8"),
+    Rule(r": rl envs run .*--address",
+         "--max-new-tokens 8", replace=(("http://127.0.0.1:8000", "{address}"),)),
+    # Environments of actors.
+    Rule(r": rl env (build|check) ", deadline_s=1_200),
+    Rule(r": rl env (list|prune)"),
+    # What takes a second.
+    Rule(r": rl doctor"),
+    # Enter answers a question with its default.
+    Rule(r": rl init my-run$", typed="\\n" * 5),
+    # 1: the runs differ.
+    Rule(r": rl diff ", exit_code=1, is_quick=True),
+    Rule(rf": rl ({QUICK_COMMANDS})( |$)", is_quick=True),
+)  # fmt: skip
+
+
+def rule_of(command: PageCommand) -> Rule:
+    """Return the rule of a command.
+
+    Raises:
+        ValueError: None matches, or several do.
+    """
+    found = [rule for rule in RULES if re.search(rule.pattern, command.title)]
+    if len(found) != 1:
+        patterns = [rule.pattern for rule in found]
+        raise ValueError(f"{command.title} needs one rule, not {patterns}")
+    return found[0]
