@@ -235,8 +235,14 @@ def test_what_cannot_be_is_refused_before_anything_is_written(
 def test_nothing_is_overwritten(place: Path, capsys: Capture) -> None:
     (place / "reward.py").write_text("mine\n")
     assert _run(["init", "--yes"], False) == 2
-    assert "reward.py already exists" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "reward.py already exists" in said
+    assert "as in rl init my-run," in said
     assert (place / "reward.py").read_text() == "mine\n"
+    (place / "sums").mkdir()
+    (place / "sums" / "run.yaml").touch()
+    assert _run(["init", "sums", "--yes"], False) == 2
+    assert "as in rl init sums-2," in capsys.readouterr().err
     assert not (place / "run.yaml").exists()
 
 

@@ -202,3 +202,21 @@ def test_a_checkpoint_is_served_by_its_weights(model: str, tmp_path: Path) -> No
     server = rl_models.serving.Server(step, ServeConfig(port=0))
     assert server.model_name == "step-3"
     assert server.model == str(Path(model).resolve())
+
+
+@pytest.mark.usefixtures("fake")
+def test_a_run_stands_for_its_weights_and_names_them(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "grpo-007"
+    for step in (4, 10):
+        (run / "checkpoints" / f"step_{step}" / "policy").mkdir(parents=True)
+    weights = run / "checkpoints" / "step_10" / "policy" / "weights"
+    weights.symlink_to(model)
+    (run / "run.json").write_text('{"kind": "trainer"}')
+    monkeypatch.setattr(FakeServer, "start", lambda self: self.hopeless.set())
+    assert _run(["serve", str(run)], False) == 1
+    assert FakeServer.made.model == str(weights)
+    assert FakeServer.made.config.model_name == "grpo-007"
+    assert _run(["serve", str(run), "--name", "mine"], False) == 1
+    assert FakeServer.made.config.model_name == "mine"
