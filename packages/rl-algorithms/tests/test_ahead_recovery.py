@@ -162,6 +162,56 @@ class TestWeightsOfALostTrainer:
         assert seen == LETTERS
         assert run.sync.loads == ([1, 2, 3] if fails else [1, 1, 2, 3])
 
+    @pytest.mark.parametrize("turns", [1, 2])
+    @pytest.mark.parametrize("lost_first", ["trainer", "replicas"])
+    def test_replicas_that_are_lost_as_well(
+        self, tokenizer, tmp_path, lost_first, turns
+    ):
+        begun, release, given_up = (threading.Event() for _ in range(3))
+        text = ahead.scripted.texts_of(tokenizer, lambda call, row: "ab$")
+
+        def sample(call, row, seed):
+            if call == 1 and not given_up.is_set():
+                begun.set()
+                assert release.wait(DEADLINE_S)
+                raise WeightSyncError("the weights cannot be had again")
+            return text(call, row, seed)
+
+        with ahead.Run(
+            tokenizer,
+            tmp_path,
+            ahead.good,
+            sample=sample,
+            rollout={"max_turns": turns},
+            max_staleness=0,
+        ) as run:
+            desk = run.sampler._answers._generator
+            wait_for_weights = desk._wait_for_weights
+
+            def noted(jobs, error):
+                wait_for_weights(jobs, error)
+                given_up.set()
+
+            desk._wait_for_weights = noted
+            seen = run.step()[0]
+            saved = run.sampler.state()
+            assert begun.wait(DEADLINE_S)
+            if lost_first == "replicas":
+                release.set()
+                with pytest.raises(WeightSyncError, match="cannot be had again"):
+                    run.sampler.next_step()
+            assert run.sampler.lose_trainer("rank 0 is gone")
+            release.set()
+            assert given_up.wait(DEADLINE_S)
+            run.number = 1
+            run.sampler.trainer_is_back(saved, 1)
+            seen += "".join(run.step()[0] for _ in range(3))
+            calls = [call["seeds"].tolist() for call in run.generation.calls]
+        assert seen == LETTERS
+        # The same answers, which the loss has cost no attempt.
+        assert calls[1] == calls[2]
+        assert len(calls) == 5
+
     def test_a_trainer_that_hangs_ends_the_run(self, tokenizer, tmp_path):
         with ahead.Run(
             tokenizer, tmp_path, ahead.good, max_staleness=0, progress_limit_s=1.0

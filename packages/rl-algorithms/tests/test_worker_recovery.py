@@ -49,8 +49,10 @@ class Killer(rl.Callback):
             self.again -= 1
         else:
             self.left.remove((step, phase))
-        for pid in getattr(trainer.components, self.model).group.worker_pids:
-            os.kill(pid, self.number)
+        models = [self.model] if isinstance(self.model, str) else self.model
+        for model in models:
+            for pid in getattr(trainer.components, model).group.worker_pids:
+                os.kill(pid, self.number)
 
 
 def run(model, folder, pool, *killers, algorithm="grpo", **settings):
@@ -286,6 +288,14 @@ class TestAsynchronous:
         check_equal(found, whole_ahead)
         (warning,) = [w for w in found.warnings if "are lost" in w]
         assert "its process is stopped (SIGSTOP)" in warning
+
+    def test_replicas_that_are_lost_as_well_leave_no_trace(
+        self, tiny_model, tmp_path, pool, whole_ahead
+    ):
+        killer = Killer((4, "generation"), model=("policy", "generation"))
+        found = run(tiny_model, tmp_path / "run", pool, killer, **ahead(0))
+        assert not killer.left
+        check_equal(found, whole_ahead)
 
     def test_after_the_last_step(self, tiny_model, tmp_path, pool, whole_ahead):
         # The schedule has ended by then, and a new one starts.

@@ -41,7 +41,7 @@ class SampledRow(Protocol):
         ...
 
     def note_version(self, version: int) -> None:
-        """Be told which weights sample it."""
+        """Be told which weights have sampled it, before it gets its answer."""
         ...
 
     def question(self) -> BatchedDataDict[GenerationDatumSpec]:
@@ -62,8 +62,8 @@ class GeneratorDesk:
 
     A call takes all waiting rows that are sampled alike, so that a generator that
     decodes batches gets them. Weights are loaded while no call is in flight, before any
-    waiting call. After a load that failed nothing is sampled until another one
-    succeeds.
+    waiting call. Nothing is sampled after a load that failed, or after restarted
+    replicas could not get their weights, until another load succeeds.
 
     Args:
         generation: The generator.
@@ -73,7 +73,8 @@ class GeneratorDesk:
         version: Version that the generator serves now.
         on_answer: Called with each row that has arrived, or with the error.
         on_loaded: Called with each version that the generator has loaded.
-        on_failure: Called with an exception that ended a thread, or a load.
+        on_failure: Called with an exception that ended a thread or a load, or that
+            kept replicas from getting their weights again.
     """
 
     def __init__(
@@ -113,6 +114,17 @@ class GeneratorDesk:
             self._waiting.extend(jobs)
             # One thread is enough: it takes all waiting jobs.
             self._changed.notify()
+
+    def take_stranded(self) -> list[SampledRow]:
+        """Return the rows that wait for weights, which are not sampled any more.
+
+        Empty while the generator has weights, or loads some.
+        """
+        with self._changed:
+            if self._has_weights or self._is_loading or self._due is not None:
+                return []
+            rows, self._waiting = self._waiting, []
+        return [row for row in rows if not row.is_cancelled]
 
     def load(self, version: int) -> None:
         """Load a version once no call is in flight; no call begins before that."""
@@ -210,24 +222,41 @@ class GeneratorDesk:
         batch: GenerationInput = BatchedDataDict.from_batches(
             rows, {"input_ids": self._pad}
         )
-        for job in jobs:
-            # Noted before the call: no weights are loaded while it is in flight.
-            job.note_version(self._version)
+        # No weights are loaded while the call is in flight.
+        version = self._version
         try:
             greedy, sampling = jobs[0].sampling
             output = self._generation.generate(batch, greedy, sampling=sampling)
+        except WeightSyncError as error:
+            self._wait_for_weights(jobs, error)
+            return
         except (WorkerError, DeadlineExceededError) as error:
             # A lost or slow worker costs these answers, as in a synchronous rollout. An
             # exception of the generator's own code is a bug and ends the run.
             for job in jobs:
+                job.note_version(version)
                 job.fail(error)
                 self._on_answer(job, error)
             return
         self._check(output["weight_version"].tolist())
         for place, job in enumerate(jobs):
+            job.note_version(version)
             job.answer(output.slice(place, place + 1))
         for job in jobs:
             self._on_answer(job, None)
+
+    def _wait_for_weights(
+        self, jobs: Sequence[SampledRow], error: WeightSyncError
+    ) -> None:
+        """Keep rows for the next load: restarted replicas could not get their weights.
+
+        This happens while the trainer is lost as well. The rows have no token of this
+        call, so they may be sampled with other weights.
+        """
+        with self._changed:
+            self._waiting[:0] = jobs
+            self._has_weights = False
+        self._on_failure(error)
 
     def _check(self, numbers: list[int]) -> None:
         wrong = sorted({number for number in numbers if number != self._number})

@@ -148,6 +148,11 @@ class AnswersInFlight:
             key: attempts for key, attempts in self._attempts.items() if key in kept
         }
         self._prompts.release_all_but({number for number, _ in kept})
+        if self._shape.weight_updates == "between_answers":
+            # The weights come once no answer is in flight, so none may wait for them.
+            for job in self._generator.take_stranded():
+                assert isinstance(job, Job)
+                self._ask_again(job)
 
     @property
     def scores_in_time(self) -> bool:
@@ -290,6 +295,20 @@ class AnswersInFlight:
             )
         else:
             self._report_answer(job)
+
+    def _ask_again(self, job: Job) -> None:
+        """Retry an answer that was not begun; this is no attempt."""
+        self._environment.end(job.take_ended())
+        asked = job.asked
+        self._jobs.pop(asked.task, None)
+        self._attempts[asked.prompt.number, asked.name.sample].count -= 1
+        self._controller.tell(
+            ev.AnswerFailed,
+            worker=GENERATOR,
+            incarnation=asked.incarnation,
+            task=asked.task,
+            reason="the replicas were lost together with the trainer",
+        )
 
     # --- results of the desks: in their threads ---------------------------------------
 

@@ -233,8 +233,8 @@ class AheadSampler:
         goes_on = self._controller.ask(lambda schedule: schedule.end is None)
         with self._changed:
             self._ready, self._loaded = None, _NONE
-            # A load that failed is a consequence of the loss, and its thread goes on.
-            # After any other failure a thread has ended.
+            # Weights that could not be had are a consequence of the loss, and their
+            # thread goes on. After any other failure a thread has ended.
             if isinstance(self._failure, WeightSyncError):
                 self._failure = None
         return goes_on
@@ -315,6 +315,8 @@ class AheadSampler:
         if isinstance(error, WithdrawnWeightsError):
             return  # those of the trainer that goes on are loaded next
         with self._changed:
+            if self._is_lost and isinstance(error, WeightSyncError):
+                return  # replicas were lost, too: the next trainer's weights reach them
             # Keep the first failure: later ones are mostly consequences. Calls that
             # fail because of `close` are no failures of the run.
             if self._failure is None and not self._is_closed:

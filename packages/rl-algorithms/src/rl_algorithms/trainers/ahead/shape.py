@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl_algorithms.asynchronous.restarts import RestartPolicy
-from rl_algorithms.asynchronous.settings import ScheduleSettings, WaitLimits
+from rl_algorithms.asynchronous.settings import (
+    ScheduleSettings,
+    WaitLimits,
+    WeightUpdates,
+)
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
 
 __all__ = ["RunShape"]
@@ -34,6 +38,13 @@ class RunShape:
     max_trainer_restarts: int = 0
     """Maximum number of restarts of the trainer in a row."""
 
+    @property
+    def weight_updates(self) -> WeightUpdates:
+        """Point at which the generator takes new weights."""
+        # A conversation of several turns leaves its generator idle in between. Waiting
+        # for it to end before new weights are loaded would stall the generator.
+        return "between_answers" if self.max_turns == 1 else "between_tokens"
+
     def settings(
         self, config: AsynchronousConfig, prompts_per_epoch: int
     ) -> ScheduleSettings:
@@ -47,12 +58,7 @@ class RunShape:
             max_num_epochs=self.max_num_epochs,
             max_num_steps=self.max_num_steps,
             max_staleness=config.max_staleness,
-            # A conversation of several turns leaves its generator idle in between.
-            # Waiting for it to end before new weights are loaded would stall the
-            # generator.
-            weight_updates="between_answers"
-            if self.max_turns == 1
-            else "between_tokens",
+            weight_updates=self.weight_updates,
             max_groups=config.max_groups,
             # The desks batch whatever is waiting, so the schedule need not limit it.
             answers_per_generator=most,
