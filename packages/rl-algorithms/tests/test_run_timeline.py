@@ -86,6 +86,23 @@ def test_a_resumed_run_appends(pool, tiny_model, tmp_path):
     assert found == [(0, True), (1, False), (2, False), (2, True), (3, False)]
 
 
+def test_asynchronous_runs_have_one(pool, tiny_model, tmp_path):
+    ahead = {
+        "grpo.asynchronous": {"max_staleness": 1},
+        "loss_fn.use_importance_sampling_correction": True,
+    }
+    fit(trainer(pool, tiny_model, tmp_path / "run", max_num_steps=4, **ahead))
+    records = read(tmp_path / "run")
+    assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
+    methods = {
+        group: {name for record in records for name in seconds_of(record, group)}
+        for group in ("driver", "policy", "generation")
+    }
+    assert {"generation", "policy_training"} <= methods["driver"]
+    assert "train" in methods["policy"]
+    assert "generate" in methods["generation"]
+
+
 def test_it_can_be_turned_off(pool, tiny_model, tmp_path):
     fit(trainer(pool, tiny_model, tmp_path / "run", logger={"timeline": False}))
     assert not (tmp_path / "run" / "timeline.jsonl").exists()

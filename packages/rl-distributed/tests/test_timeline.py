@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -86,6 +88,31 @@ class TestRecorder:
         # Older ones are forgotten, so that a worker out of reach does not grow.
         assert number + len(report.ended) == 20_000
         assert seconds >= number
+
+    def test_memory_of_gpus_is_asked_for_only_where_they_are_used(self, monkeypatch):
+        recorder = CallRecorder("node", list)
+        cuda = SimpleNamespace(
+            is_initialized=lambda: False,
+            device_count=lambda: 2,
+            max_memory_allocated=lambda device: 100 + device,
+        )
+        monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
+
+        def reported():
+            recorder._gpu_due_s = 0.0
+            recorder.add("step", time.monotonic())
+            fields = json.loads(recorder.take_line())["calls"]
+            return CallReport.of_fields(fields).gpu_memory_bytes
+
+        assert reported() is None
+        cuda.is_initialized = lambda: True
+        assert reported() == 201
+
+        def fail(device):
+            raise RuntimeError("the device has failed")
+
+        cuda.max_memory_allocated = fail
+        assert reported() is None
 
     def test_a_call_costs_microseconds(self):
         recorder = CallRecorder("node", list)
