@@ -32,10 +32,12 @@ PICTURES = {
     "setup": "report-setup.png",
 }
 WIDTH, HEIGHT = 1180, 760
+# The time line is below the phases.
+HEIGHTS = {"timing": 1640}
 DEADLINE_S = 60
 
 
-def draw(url: str, picture: Path, *, dark: bool = False) -> None:
+def draw(url: str, picture: Path, *, dark: bool = False, height: int = HEIGHT) -> None:
     """Save what a browser shows of a page."""
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
     with tempfile.TemporaryDirectory() as folder:
@@ -47,7 +49,7 @@ def draw(url: str, picture: Path, *, dark: bool = False) -> None:
                 "--hide-scrollbars",
                 *options,
                 f"--user-data-dir={folder}/profile",
-                f"--window-size={WIDTH},{HEIGHT}",
+                f"--window-size={WIDTH},{height}",
                 "--virtual-time-budget=5000",
                 f"--screenshot={picture}",
                 url,
@@ -67,7 +69,8 @@ def draw_report(run: Path, assets: Path) -> None:
         above = f"{run.resolve().parent.parent}/"
         page.write_text(page.read_text().replace(above, ""))
         for view, name in PICTURES.items():
-            draw(f"{page.as_uri()}#{view}", assets / name)
+            height = HEIGHTS.get(view, HEIGHT)
+            draw(f"{page.as_uri()}#{view}", assets / name, height=height)
         draw(f"{page.as_uri()}#learning", assets / "report-dark.png", dark=True)
 
 

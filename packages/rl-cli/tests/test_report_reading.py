@@ -165,6 +165,19 @@ def test_phases_add_up_to_all_the_time(make_run: MakeRun) -> None:
     assert times.phases["generation"] == pytest.approx([1.5] * len(times.steps))
 
 
+def test_the_total_of_a_phase_is_no_part_of_it() -> None:
+    table = MetricTable()
+    table.columns = {
+        "timing:total_step_time": {1: 3.0},
+        "timing:load/total": {1: 2.0},
+        "timing:load/send": {1: 1.5},
+    }
+    times = phase_times(table)
+    assert times is not None
+    assert times.totals == {"load": 2.0, "other": 1.0}
+    assert times.parts == {"load/send": 1.5}
+
+
 @given(
     st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=300),
     st.integers(4, 60),

@@ -77,5 +77,10 @@ def phase_times(table: MetricTable) -> PhaseTimes | None:
         steps=[bucket[-1] for bucket in buckets],
         phases={name: shown[name] for name in order},
         totals={name: totals[name] for name in order},
-        parts={name: math.fsum(column.values()) for name, column in parts.items()},
+        parts={
+            name: math.fsum(column.values())
+            for name, column in parts.items()
+            # That of the phase itself, which has a row of its own.
+            if not name.endswith("/total")
+        },
     )
