@@ -149,6 +149,24 @@ def first_hour(session: nox.Session) -> None:
 
 
 @nox.session
+def trackio(session: nox.Session) -> None:
+    """Try the sink `trackio` with the real package, which the lock has no room for.
+
+    It wants an older pillow than the rest, so it is installed in an environment of its
+    own, from where pip finds packages.
+    """
+    venv = ROOT / ".cache" / "trackio"
+    session.run(sys.executable, "-m", "venv", "--clear", str(venv), external=True)
+    own = str(venv / "bin" / "python")
+    package, test = "./packages/rl-distributed", "tests/test_trackio_sink.py"
+    wanted = ["trackio>=0.43", "pytest>=8", package]
+    session.run(own, "-m", "pip", "install", "--quiet", *wanted, external=True)
+    # Without the settings of the repository, whose plugins are not installed there.
+    options = ["-q", "-rs", "--noconftest", "-p", "no:cacheprovider", "-c", os.devnull]
+    session.run(own, "-m", "pytest", *options, f"{package}/{test}", external=True)
+
+
+@nox.session
 def docs(session: nox.Session) -> None:
     """Build the site, strictly (`-- serve` shows it on 127.0.0.1)."""
     sync(session, "docs")
