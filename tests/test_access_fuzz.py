@@ -17,7 +17,7 @@ import pytest
 from access.listeners import STARTS, Keys, send_raw, started
 from access.malformed import malformed
 
-NUM_REQUESTS = int(os.environ.get("RL_FUZZ_REQUESTS", "400"))
+NUM_REQUESTS = int(os.environ.get("RL_FUZZ_REQUESTS", "2000"))
 SEED = int(os.environ.get("RL_FUZZ_SEED", "0"))
 MOST_GROWTH_BYTES = 48 << 20
 # Noise in the first requests: buffers, compiled patterns, threads of the pool.
