@@ -265,6 +265,8 @@ if __name__ == "__main__":
         signal.signal(number, signal.default_int_handler)
     try:
         status = main()
+    except KeyboardInterrupt:
+        status = 130
     finally:
         kill_all()
     raise SystemExit(status)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from tools.page_commands.kit import GRPO, SMALL
-from tools.page_commands.pages import ROOT
+from tools.page_commands.kit import GRPO, SMALL, SORTING
+from tools.page_commands.pages import ROOT, block
 from tools.page_commands.processes import ShellCommand
 
 __all__ = ["HELPERS", "Shell"]
@@ -78,9 +78,16 @@ def openenv_server(shell: Shell) -> dict[str, str]:
     return {"address": f"http://127.0.0.1:{port}"}
 
 
-def port_of_server(_: Shell) -> dict[str, str]:
-    """Find a port for the page's own server."""
-    return {"port": str(free_port())}
+def shared_folder(shell: Shell) -> dict[str, str]:
+    """Make what trainer and server share, and the configuration that names it."""
+    port = str(free_port())
+    (shell.folder / "shared" / "run").mkdir(parents=True)
+    shown = block("docs/guides/servers.md", "yaml")
+    shown = shown.replace(":8000", f":{port}").replace(
+        "/shared", f"{shell.folder}/shared"
+    )
+    (shell.folder / "grpo.yaml").write_text(f"{shown}{SORTING}")
+    return {"port": port}
 
 
 def _train(shell: Shell, line: str) -> None:
@@ -110,6 +117,6 @@ HELPERS: Mapping[str, tuple[str, Callable[[Shell], dict[str, str]]]] = {
     "docs/guides/sharing.md": ("rl watch|rl ctl", run_with_control),
     "docs/guides/test-environments.md": ("--address", served_model),
     "docs/guides/openenv.md": ("address=", openenv_server),
-    "docs/guides/servers.md": ("rl serve", port_of_server),
+    "docs/guides/servers.md": ("rl serve", shared_folder),
 }
 """Before the first command of a page that a pattern is found in: what to start."""

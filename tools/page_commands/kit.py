@@ -17,7 +17,7 @@ from tools.page_commands.pages import ROOT, PageCommand, block
 
 from rl_models import ModelBuildConfig, build_model
 
-__all__ = ["MADE_BY_PAGE", "RUNS", "give", "needed_runs", "write_kit"]
+__all__ = ["MADE_BY_PAGE", "RUNS", "SORTING", "give", "needed_runs", "write_kit"]
 
 CHAT = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
@@ -67,11 +67,13 @@ def _rows(make: Callable[[int], dict[str, Any]], num_rows: int = NUM_ROWS) -> st
 
 
 def _row(number: int) -> dict[str, Any]:
+    # No prompt holds its answer: a check would find that it earns something.
+    first = number + 100
     return {
-        "prompt": f"{number}+1=",
-        "answer": f"{number + 1}",
-        "question": f"What comes after {number}?",
-        "solution": f"{number + 1}",
+        "prompt": f"{first}+5=",
+        "answer": f"{first + 5}",
+        "question": f"What is {first} plus 5?",
+        "solution": f"{first + 5}",
         "topic": "sums",
     }
 
@@ -128,15 +130,10 @@ job_name: demo
 cpus_per_node: 64
 gpus_per_node: 8
 """
-RUN_FILE = """
-policy:
-  model_name: path/to/model
-data: {train: prompts.jsonl}
-env: {name: sorting}
-"""
-# What the pages leave to the reader.
 _DATA = "data: {train: rows.jsonl}\n"
-_SORTING = "data: {train: prompts.jsonl}\nenv: {name: sorting}\n"
+SORTING = "data: {train: prompts.jsonl}\nenv: {name: sorting}\n"
+"""What pages leave to the reader in files that they show."""
+RUN_FILE = f"policy: {{model_name: path/to/model}}\n{SORTING}"
 
 
 def _files() -> dict[str, str]:
@@ -162,20 +159,21 @@ def _files() -> dict[str, str]:
         "sft.yaml": block("docs/guides/lora.md", "yaml") + _DATA,
         "grpo.yaml": RUN_FILE,
         "my.yaml": block("docs/get-started/configuration.md", "yaml"),
-        "base.yaml": _SORTING,
+        "base.yaml": SORTING,
         "their_grpo.yaml": (
             ROOT / "docs/recordings/inputs/their_grpo.yaml"
         ).read_text(),
     }
 
 
-# Files that others need, and commands that need files that they do not name.
-_WITH = {
+# Files that others need, and what pages need that do not name it.
+_WITH: Mapping[str, tuple[str, ...]] = {
+    "docs/guides/live-updates.md": ("path/to/model", "prompts.jsonl"),
+    "docs/guides/sharing.md": ("path/to/model", "prompts.jsonl"),
+    "docs/guides/verifiers.md": ("environments",),
     "my.yaml": ("base.yaml", "path/to/model", "prompts.jsonl"),
     "grpo.yaml": ("path/to/model", "prompts.jsonl"),
     "sft.yaml": ("path/or/hub-name", "rows.jsonl"),
-    "folder=environments": ("environments",),
-    "quickstart-001 ": ("runs/quickstart-001",),
 }
 
 
@@ -223,12 +221,10 @@ def needed_runs(page: str, commands: Sequence[PageCommand]) -> list[str]:
 def give(kit: Path, folder: Path, page: str, commands: Sequence[PageCommand]) -> None:
     """Copy what a page assumes into the folder in which its commands run."""
     made = MADE_BY_PAGE.get(page, ())
-    tops = {name.split("/data/")[0] for name in (*MODELS, *_files(), "environments")}
+    tops = {name.split("/data/")[0] for name in (*MODELS, *_files())}
     wanted = set(_named(commands, sorted(tops)))
-    for name in list(wanted):
+    for name in [page, *wanted]:
         wanted |= set(_WITH.get(name, ()))
-    if any("folder=environments" in command.line for command in commands):
-        wanted.add("environments")
     wanted |= set(needed_runs(page, commands))
     for name in sorted(wanted - set(made)):
         source, target = kit / name, folder / name

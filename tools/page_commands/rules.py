@@ -102,7 +102,9 @@ QUICK_COMMANDS = (
 
 RULES: Sequence[Rule] = (
     # Training. Only the number of steps and the length of answers are made small.
-    Rule(r": rl train (grpo|dapo|drgrpo|gspo|cispo|rloo|reinforce\+\+) policy", GRPO),
+    Rule(r": rl train (grpo|drgrpo|gspo|cispo|rloo|reinforce\+\+) policy", GRPO),
+    # A model that knows nothing earns nothing, so that no group would differ.
+    Rule(r": rl train dapo policy", f"{GRPO} env.settings.credit=random"),
     Rule(r": rl train ppo ",
          "ppo.max_num_steps=1 policy.generation.max_new_tokens=4"),
     Rule(r": rl train distillation ",
