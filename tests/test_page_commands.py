@@ -69,14 +69,14 @@ def test_quick_commands_run(
         # Of pages that train runs of their own before.
         for number in (1, 2):
             for name in ("quickstart", "run"):
-                target = tmp_path / "runs" / f"{name}-00{number}"
+                target = tmp_path / commands[-1].folder / "runs" / f"{name}-00{number}"
                 if not target.exists():
                     shutil.copytree(RECORDED / f"quickstart-00{number}", target)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("RL_ENV_ROOT", str(tmp_path / "environments"))
     monkeypatch.delenv("RL_KEYS_FILE", raising=False)
-    monkeypatch.chdir(tmp_path)
     for command in commands:
+        monkeypatch.chdir(tmp_path / command.folder)
         line, _, target_file = command.line.partition(" > ")
         with (
             open(target_file or os.devnull, "w") as output,

@@ -125,7 +125,8 @@ class Page:
         if rule.typed:
             line = f"printf {shlex.quote(rule.typed)} | {TERMINAL} {line}"
         own = {name: _filled(value, said) for name, value in rule.settings}
-        running = self._command(line, {**dict(command.settings), **own})
+        settings = {**dict(command.settings), **own}
+        running = self._command(line, settings, command.folder)
         if rule.ending is Ending.ITSELF:
             running.end(rule.deadline_s, rule.exit_code)
             return
@@ -152,8 +153,11 @@ class Page:
         run.press_ctrl_c()
         run.end(END_S, 130)
 
-    def _command(self, line: str, settings: dict[str, str]) -> ShellCommand:
-        return ShellCommand(line, self.folder, self._variables | settings, self._log)
+    def _command(
+        self, line: str, settings: dict[str, str], folder: str = "."
+    ) -> ShellCommand:
+        variables = self._variables | settings
+        return ShellCommand(line, self.folder / folder, variables, self._log)
 
 
 def _filled(text: str, said: dict[str, str]) -> str:

@@ -66,11 +66,8 @@ def served_model(shell: Shell) -> dict[str, str]:
 
 def openenv_server(shell: Shell) -> dict[str, str]:
     """Start the server that the page shows."""
-    built = json.loads(
-        shell.run('rl env build "rl-envs[openenv-server]" --json', 1_200).splitlines()[
-            -1
-        ]
-    )
+    said = shell.run('rl env build "rl-envs[openenv-server]" --json', 1_200)
+    (built,) = json.loads(said[said.index("[") :])
     port = free_port()
     python = Path(built["folder"]) / "bin" / "python"
     server = shell.start(f"{python} {ROOT}/examples/openenv_sums.py {port}")

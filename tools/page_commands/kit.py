@@ -99,6 +99,10 @@ def _dapo(number: int) -> dict[str, Any]:
     return {"prompt": f"{number} + 2?", "solution": f"{number + 2}"}
 
 
+def _openmath(number: int) -> dict[str, Any]:
+    return {"problem": f"{number} + 4?", "expected_answer": f"{number + 4}"}
+
+
 def _math(number: int) -> dict[str, Any]:
     return {"problem": f"{number} * 2?", "solution": f"\\boxed{{{2 * number}}}"}
 
@@ -149,6 +153,7 @@ def _files() -> dict[str, str]:
         "data/my-gsm8k/train.jsonl": _rows(_gsm8k),
         "data/my-gsm8k/test.jsonl": _rows(lambda number: _gsm8k(number + NUM_ROWS), 8),
         "data/dapo.jsonl": _rows(_dapo),
+        "data/openmath.jsonl": _rows(_openmath),
         "data/math.jsonl": _rows(_math, 8),
         "my_reward.py": REWARD,
         "my_env.py": ENVIRONMENT,
@@ -221,8 +226,7 @@ def needed_runs(page: str, commands: Sequence[PageCommand]) -> list[str]:
 def give(kit: Path, folder: Path, page: str, commands: Sequence[PageCommand]) -> None:
     """Copy what a page assumes into the folder in which its commands run."""
     made = MADE_BY_PAGE.get(page, ())
-    tops = {name.split("/data/")[0] for name in (*MODELS, *_files())}
-    wanted = set(_named(commands, sorted(tops)))
+    wanted = set(_named(commands, [*MODELS, *_files(), "data/my-gsm8k"]))
     for name in [page, *wanted]:
         wanted |= set(_WITH.get(name, ()))
     wanted |= set(needed_runs(page, commands))

@@ -21,6 +21,8 @@ class PageCommand:
     """Path of the page in the repository."""
     line: str
     """The command without its comment, on one line."""
+    folder: str = "."
+    """Where the page has gone before it, from where its reader began."""
     settings: tuple[tuple[str, str], ...] = ()
     """Variables that the page has exported before it, with their values."""
 
@@ -45,14 +47,17 @@ def _commands(page: Path) -> list[PageCommand]:
     text = "\n".join(_blocks(page.read_text(), "sh"))
     found: dict[str, PageCommand] = {}
     settings: dict[str, str] = {}
+    folder = Path()
     for line in text.replace("\\\n", " ").splitlines():
         plain = _COMMENT.sub("", line)
         if setting := _SETTING.match(plain):
             settings[setting[1]] = setting[2]
         for part in plain.split(" && "):
             command = " ".join(part.split())
+            if command.startswith("cd "):
+                folder /= command.removeprefix("cd ")
             if re.match(r"(?:\w+=\S+ )*rl [a-z]", command):
-                one = PageCommand(name, command, tuple(settings.items()))
+                one = PageCommand(name, command, str(folder), tuple(settings.items()))
                 found.setdefault(command, one)
     return list(found.values())
 

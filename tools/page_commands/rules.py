@@ -65,30 +65,37 @@ QUICKSTART_TO_STOP = (
     f"stages.grpo.grpo.max_num_steps=40 {VALIDATION}"
 )
 """A run that goes on long enough to be interrupted."""
+# The sizes of a recipe, its model and its data, and nothing else.
 SHORT_RECIPE = (
     "policy.model_name={kit}/model policy.precision=float32 "
     "policy.max_total_sequence_length=384 policy.train_global_batch_size=8 "
-    "policy.train_micro_batch_size=2 policy.scheduler=null "
+    "policy.train_micro_batch_size=2 "
     "policy.generation.backend=huggingface policy.generation.precision=float32 "
     "policy.generation.max_new_tokens=8 grpo.num_prompts_per_step=4 "
-    "grpo.num_generations_per_prompt=2 grpo.drop_zero_variance_groups=false "
-    "grpo.max_num_steps=1 grpo.val_at_end=false cluster.workers_per_node=1 "
-    "cluster.num_nodes=1 cluster.use_gpus=false "
+    "grpo.num_generations_per_prompt=2 grpo.max_num_steps=1 grpo.val_at_end=false "
+    "cluster.workers_per_node=1 cluster.use_gpus=false "
 )
 GSM8K = (
-    SHORT_RECIPE
-    + "data.train.path={kit}/data/my-gsm8k data.validation.path={kit}/data/my-gsm8k "
-    "data.max_input_seq_length=256"
+    SHORT_RECIPE + "grpo.drop_zero_variance_groups=false "
+    "data.validation.path={kit}/data/my-gsm8k "
 )
 DAPO = (
     SHORT_RECIPE + "data.train.path={kit}/data/dapo.jsonl "
-    "data.validation.path={kit}/data/dapo.jsonl data.max_input_seq_length=256 "
-    "grpo.use_dynamic_sampling=false"
+    "data.validation.path={kit}/data/math.jsonl data.max_input_seq_length=256 "
+    "policy.sequence_packing.train_mb_tokens=384 grpo.use_dynamic_sampling=false "
+    "env.settings.num_workers=1"
+)
+THEIRS = (
+    SHORT_RECIPE + "data.train.path={kit}/data/openmath.jsonl data.train.split=train "
+    "logger.sinks=[jsonl] env.settings.num_workers=1"
 )
 
 
-def _staged(keys: str) -> str:
-    return " ".join(f"stages.grpo.{key}" for key in keys.split())
+def _staged(keys: str, stage: str = "grpo") -> str:
+    return " ".join(f"stages.{stage}.{key}" for key in keys.split())
+
+
+GSM8K_TRAIN = _staged(GSM8K + "data.train.path={kit}/data/my-gsm8k")
 
 
 # "port 0": another program here may have the usual one.
@@ -112,15 +119,16 @@ RULES: Sequence[Rule] = (
     Rule(r": rl train (?P<name>sft|dpo|rm) policy", "{name}.max_num_steps=1"),
     Rule(r": rl train sft --config sft.yaml", "sft.max_num_steps=1"),
     Rule(r": rl train grpo --config (my|grpo).yaml", GRPO),
-    Rule(r"migrate.md: rl train grpo.yaml", _staged(GRPO)),
+    Rule(r"migrate.md: rl train grpo.yaml", _staged(THEIRS)),
     Rule(r": rl train quickstart(?! .*(--resume|backend=vllm|~stages))", QUICKSTART),
     Rule(r": rl train quickstart --resume", interrupted=True),
     Rule(r": rl train quickstart ~stages.grpo",
          f"stages.warmup.sft.max_num_steps=6 {VALIDATION}"),
     Rule(r": rl train quickstart .*backend=vllm", QUICKSTART, deadline_s=600),
     Rule(r"README.md: rl train run.yaml", "stages.grpo.grpo.max_num_steps=2"),
-    Rule(r": rl train dapo-math-7b", _staged(DAPO)),
-    Rule(r": rl train (grpo-gsm8k|agents-gsm8k|mine.yaml)", _staged(GSM8K)),
+    Rule(r": rl train dapo-math-7b", _staged(DAPO, "dapo")),
+    Rule(r": rl train grpo-gsm8k", _staged(GSM8K)),
+    Rule(r": rl train (agents-gsm8k|mine.yaml)", GSM8K_TRAIN),
     Rule(r": rl replay "),
     # Models.
     Rule(r": rl eval ", "--max-samples 8 generation.max_new_tokens=8"),
