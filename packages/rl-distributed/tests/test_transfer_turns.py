@@ -75,6 +75,19 @@ def test_a_sender_that_leaves_out_a_block_is_named(links: LinkSet) -> None:
         stream(links).read()
 
 
+def test_a_block_that_its_link_has_lost_is_named() -> None:
+    class Lossy:
+        def receive(self, *, deadline_s: float) -> tuple[Header, torch.Tensor]:
+            return Header("block", 1, LABEL), torch.empty(0, dtype=torch.uint8)
+
+        def close(self) -> None:
+            pass
+
+    receiver = TurnReceiver([Lossy()], (0, 0))
+    with pytest.raises(TransferError, match=r"block 1 of sender 0 .* block 0 was due"):
+        receiver.receive(deadline_s=1.0)
+
+
 def test_senders_of_different_versions_are_refused(links: LinkSet) -> None:
     for place, label in enumerate((LABEL, LABEL, "version 2")):
         send(links, place, label=label)

@@ -196,7 +196,10 @@ def test_ranks_send_alike_and_receive_only_what_they_lack(collected, key):
 
 
 def _synthetic(dtype):
-    """What one of four ranks holds: blocks, uneven rows, copies, and a stage's own."""
+    """What one of four ranks holds: blocks, uneven rows, copies, and a stage's own.
+
+    One tensor is the sum of two parameters, of which each rank holds other rows.
+    """
     rank = Ranks.from_environment().rank
     generator = torch.Generator().manual_seed(0)
     whole = {
@@ -208,6 +211,12 @@ def _synthetic(dtype):
         "low": torch.randn(7, 2, generator=generator),
         "high": torch.randn(7, 2, generator=generator),
     }
+    parameters = {
+        **whole,
+        "left": torch.randn(8, 3, generator=generator),
+        "right": torch.randn(8, 3, generator=generator),
+    }
+    whole["sum"] = parameters["left"] + parameters["right"]
     boxes = {
         "blocks": Box((6, 10), (3 * (rank // 2), 5 * (rank % 2)), (3, 5)),
         # As torch.chunk deals out 5 rows: 2, 2, 1 and none.
@@ -216,10 +225,17 @@ def _synthetic(dtype):
         "count": Box.whole((7,)),
         "scale": Box.whole(()),
         "low" if rank < 2 else "high": Box.whole((7, 2)),
+        "left": Box((8, 3), (2 * rank, 0), (2, 3)),
+        "right": Box((8, 3), (2 * (3 - rank), 0), (2, 3)),
     }
     specs = {name: tensor.to("meta") for name, tensor in whole.items()}
     weights = ShardedWeights(
-        specs, boxes, lambda name: whole[name][boxes[name].slices], dtype
+        specs,
+        boxes,
+        lambda name: parameters[name][boxes[name].slices],
+        dtype,
+        sources={"sum": ("left", "right")},
+        combine=lambda parts: parts[0] if len(parts) == 1 else parts[0] + parts[1],
     )
     return whole, weights
 
@@ -267,7 +283,9 @@ def test_blocks_uneven_rows_copies_and_stages(ray_cluster, precision, dtype, cas
                 order.append(name)
                 expected = whole[name]
                 if expected.is_floating_point():
-                    expected, value = expected.to(cast), value.to(cast)
+                    expected = expected.to(cast)
+                    # What it is cast to for the generator, its own sender casts.
+                    value = value.to(cast) if dtype is None else value
                 assert value.dtype == expected.dtype
                 assert torch.equal(value, expected), name
                 if turns and name in ("low", "high"):
