@@ -38,12 +38,9 @@ from tools.page_commands.rules import QUICKSTART_TO_STOP, Ending, Rule, rule_of
 LOGS = ROOT / ".cache" / "commands"
 ENVIRONMENTS = LOGS / "environments"
 """Built environments of actors are kept: they take minutes."""
-TERMINAL = (
-    f"{sys.executable} -c 'import os, pty, sys; "
-    "sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))'"
-)
-"""A program that gives another one a terminal, and types there what it reads."""
-ADDRESS = r"https?://[\w.]+:\d+"
+IN_ENVIRONMENT = r"rl env |backend=vllm|openenv|verifiers"
+"""Commands whose page has them; other pages find none, as on a new machine."""
+TERMINAL = f"{sys.executable} {Path(__file__).with_name('terminal.py')}"
 
 
 def environment(home: Path) -> dict[str, str]:
@@ -60,7 +57,7 @@ def environment(home: Path) -> dict[str, str]:
     return kept | {
         "HOME": str(home),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]]),
-        "RL_ENV_ROOT": str(ENVIRONMENTS),
+        "RL_ENV_ROOT": str(home / "environments"),
         # A hub that nobody reaches is not waited for.
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
@@ -122,7 +119,7 @@ class Page:
         added = _filled(rule.add, {**said, **found.groupdict()})
         line, to_file, target = line.partition(" > ")
         line = f"{line} {added}".strip() + to_file + target
-        if rule.typed:
+        if rule.in_terminal:
             line = f"printf {shlex.quote(rule.typed)} | {TERMINAL} {line}"
         own = {name: _filled(value, said) for name, value in rule.settings}
         settings = {**dict(command.settings), **own}
@@ -130,7 +127,7 @@ class Page:
         if rule.ending is Ending.ITSELF:
             running.end(rule.deadline_s, rule.exit_code)
             return
-        running.wait_for(ADDRESS, rule.deadline_s)
+        running.wait_for(rule.says, rule.deadline_s)
         if rule.ending is Ending.PAGE:
             self._beside.append(running)
             return
@@ -255,7 +252,10 @@ def main() -> int:
             folder = Path(name) / str(number)
             kit.give(made, folder, page, found)
             folder.mkdir(exist_ok=True)
-            run_page(Page(page, folder, variables), found, made, report)
+            own = variables
+            if any(re.search(IN_ENVIRONMENT, one.line) for one in found):
+                own = variables | {"RL_ENV_ROOT": str(ENVIRONMENTS)}
+            run_page(Page(page, folder, own), found, made, report)
     return report.end()
 
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from tools.page_commands.kit import GRPO, SMALL, SORTING
 from tools.page_commands.pages import ROOT, block
-from tools.page_commands.processes import ShellCommand
+from tools.page_commands.processes import CommandError, ShellCommand
 
 __all__ = ["HELPERS", "Shell"]
 
@@ -42,7 +42,8 @@ def run_with_control(shell: Shell) -> dict[str, str]:
     """Train a run that listens, for an operator's key."""
     made = shell.run("rl keys create --name trainer --role operator")
     key = re.search(r"rlk_\S+", made)
-    assert key is not None, made
+    if key is None:
+        raise CommandError(f"no key in {made!r}")
     control = {
         "host": "0.0.0.0",
         "port": free_port(),
@@ -67,9 +68,10 @@ def served_model(shell: Shell) -> dict[str, str]:
 def openenv_server(shell: Shell) -> dict[str, str]:
     """Start the server that the page shows."""
     said = shell.run('rl env build "rl-envs[openenv-server]" --json', 1_200)
-    (built,) = json.loads(said[said.index("[") :])
+    # Progress comes before the list.
+    (built,) = json.loads(said.splitlines()[-1])
     port = free_port()
-    python = Path(built["folder"]) / "bin" / "python"
+    python = Path(built["path"]) / "bin" / "python"
     server = shell.start(f"{python} {ROOT}/examples/openenv_sums.py {port}")
     server.wait_until(lambda: _listens(port), f"server at port {port}", START_S)
     return {"address": f"http://127.0.0.1:{port}"}

@@ -58,6 +58,7 @@ MADE_BY_PAGE: Mapping[str, tuple[str, ...]] = {
     "docs/guides/live-updates.md": ("runs",),
     "docs/guides/migrate.md": ("grpo.yaml",),
     "docs/guides/recipes.md": ("mine.yaml",),
+    "docs/guides/sharing.md": ("runs",),
 }
 """What a page's own commands, or the helper beside them, write."""
 

@@ -23,7 +23,7 @@ class Ending(Enum):
     ITSELF = "itself"
     """It has done what it is for."""
     CTRL_C = "ctrl-c"
-    """It serves: it gets Ctrl-C after it has said an address."""
+    """It serves or shows: it gets Ctrl-C after what it says first, an address."""
     PAGE = "page"
     """It serves the commands after it: it gets Ctrl-C after the last of the page."""
 
@@ -41,10 +41,14 @@ class Rule:
     settings: tuple[tuple[str, str], ...] = ()
     """Variables, beside those that the page exports."""
     ending: Ending = Ending.ITSELF
+    says: str = r"https?://[\w.]+:\d+"
+    """What it has written before Ctrl-C."""
     exit_code: int = 0
     """The code that it ends with."""
     typed: str = ""
-    """What is typed in a terminal; without it the input is at its end."""
+    """What is typed, in the form of printf; then the input is at its end."""
+    in_terminal: bool = False
+    """Whether it needs a terminal to write to."""
     interrupted: bool = False
     """Whether it needs a run that Ctrl-C has ended, and no other."""
     deadline_s: float = 240.0
@@ -143,7 +147,8 @@ RULES: Sequence[Rule] = (
     Rule(r": rl serve path/to/model --weights-root /shared/run", "--port {port}",
          replace=(("/shared", "{folder}/shared"),), ending=Ending.PAGE),
     Rule(r": rl watch (?!.*--terminal)", ANY_PORT, ending=Ending.CTRL_C),
-    Rule(r": rl watch .*--terminal"),
+    Rule(r": rl watch .*--terminal", says="quickstart-001", in_terminal=True,
+         ending=Ending.CTRL_C),
     # A run in progress.
     Rule(r": rl ctl \w+ runs/"),
     Rule(r": rl ctl (pause|set|stop|status) https://trainer", replace=TRAINER,
@@ -162,7 +167,7 @@ RULES: Sequence[Rule] = (
     # What takes a second.
     Rule(r": rl doctor"),
     # Enter answers a question with its default.
-    Rule(r": rl init my-run$", typed="\\n" * 5),
+    Rule(r": rl init my-run$", typed="\\n" * 5, in_terminal=True),
     # 1: the runs differ.
     Rule(r": rl diff ", exit_code=1, is_quick=True),
     Rule(rf": rl ({QUICK_COMMANDS})( |$)", is_quick=True),
