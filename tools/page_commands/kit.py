@@ -89,7 +89,9 @@ def _pair(number: int) -> dict[str, Any]:
 
 
 def _problem(number: int) -> dict[str, Any]:
-    return {"problem": f"What is {number} + 2?", "answer": f"{number + 2}"}
+    # "{number} + 2" would be a right answer, and a check would say so.
+    problem = f"Which number is two more than {number}?"
+    return {"problem": problem, "answer": f"{number + 2}"}
 
 
 def _gsm8k(number: int) -> dict[str, Any]:
@@ -128,6 +130,9 @@ class MyEnvironment(SortingEnvironment):
 
 class MyTasks(SortingTasks):
     """Digits to sort."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(num_digits=4, seed=seed)
 '''
 JOB = """
 command: [rl, train, quickstart]
