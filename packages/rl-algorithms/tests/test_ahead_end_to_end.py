@@ -12,7 +12,7 @@ import pytest
 import rl_algorithms as rl
 from rl_algorithms.asynchronous.event_log import EventLog, replay
 from rl_algorithms.testing import weights_digest
-from rl_algorithms.trainers.run.weight_versions import WeightVersions
+from rl_algorithms.trainers.run.weight_log import WeightLog
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_distributed.errors import ConfigError
 from rl_distributed.runs.ending import run_state
@@ -209,7 +209,7 @@ class TestAhead:
             for actions in again
         ] == [[from_json(action) for action in entry["actions"]] for entry in log[1:]]
         assert sorted(trained_prompts(log, up_to=24)) == list(range(96))
-        transfers = list(WeightVersions(result.run_dir).read())
+        transfers = list(WeightLog(result.run_dir).read())
         versions = [record["version"] for record in transfers]
         # One optimizer step per step, and the last weights sample the last validation.
         assert versions == list(range(versions[0], 25))

@@ -6,7 +6,7 @@ runs/quickstart-001/    readable by its owner only
   config.yaml           the same for people, resolved
   model/                the model with random weights, when the run builds one
   checkpoints/ metrics.jsonl validation_samples.jsonl rollouts/     by the trainer
-  updates.jsonl timeline.jsonl requests/                  likewise
+  updates.jsonl timeline.jsonl weight_versions.jsonl requests/      likewise
   stages/<name>/        in a recipe: files of each stage's trainer, and its result.json
   stages/<name>.json    result of a finished stage
   logs/run.jsonl        log of this process; those of the workers are beside it
@@ -61,6 +61,7 @@ _WRITES = (
     "requests",
     "updates.jsonl",
     "timeline.jsonl",
+    "weight_versions.jsonl",
 )
 
 

@@ -11,7 +11,7 @@ from rl_algorithms.trainers.recording.recorder import TrainingRecorder
 from rl_algorithms.trainers.run.history import History
 from rl_algorithms.trainers.run.result import RESULT, TrainResult, write_result
 from rl_algorithms.trainers.run.state import TrainerState
-from rl_algorithms.trainers.run.weight_versions import WeightVersions
+from rl_algorithms.trainers.run.weight_log import WeightLog
 from rl_algorithms.trainers.sampling.answer_tables import AnswerTables
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_algorithms.trainers.sampling.validation_samples import ValidationSamples
@@ -61,7 +61,7 @@ class RunOutputs:
         """Sample answers of every training step."""
         self.tables = AnswerTables(self.metrics, tables_every)
         """Tables of both kinds of samples, for experiment trackers."""
-        self.weights = WeightVersions(run_dir)
+        self.weights = WeightLog(run_dir)
         """Weights that the generator had, by version."""
         self.recorder = TrainingRecorder(run_dir, is_on=config.record_training)
         """Rows of every training call, if they are recorded."""

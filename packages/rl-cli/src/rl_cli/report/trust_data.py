@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms.trainers.run.weight_versions import WEIGHT_VERSIONS
+from rl_algorithms.trainers.run.weight_log import WEIGHT_VERSIONS
 from rl_cli.report.metric_table import MetricTable
 
 __all__ = ["confirmed_weights", "mismatch_limit", "sampling_age"]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rl_algorithms.trainers.run.record import RUN_RECORDS
+from rl_algorithms.trainers.run.weight_log import WEIGHT_VERSIONS
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.settings.config_updates import UPDATES
 from rl_distributed.checkpoint import CheckpointingConfig, CheckpointManager
@@ -42,6 +43,7 @@ _WRITES = (
     REQUESTS,
     UPDATES,
     TIMELINE,
+    WEIGHT_VERSIONS,
 )
 
 

@@ -6,17 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from rl_algorithms.trainers.run.weight_versions import WeightVersions
+from rl_algorithms.trainers.run.weight_log import WeightLog
 from rl_models.weight_request import ConfirmedWeights
 
 
 def test_each_transfer_is_a_line(tmp_path: Path) -> None:
-    versions = WeightVersions(tmp_path)
+    versions = WeightLog(tmp_path)
     versions.add(0, [])
     assert not versions.path.exists()
     versions.add(0, [ConfirmedWeights(0, "a1", 2)])
     versions.add(1, [ConfirmedWeights(4, "b2", 2), ConfirmedWeights(4, "b2", 1)])
-    assert list(WeightVersions(tmp_path).read()) == [
+    assert list(WeightLog(tmp_path).read()) == [
         {"step": 0, "version": 0, "digest": "a1", "processes": 2},
         {"step": 1, "version": 4, "digest": "b2", "processes": 2},
         {"step": 1, "version": 4, "digest": "b2", "processes": 1},
@@ -25,7 +25,7 @@ def test_each_transfer_is_a_line(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_repeats_its_transfers(tmp_path: Path) -> None:
-    versions = WeightVersions(tmp_path)
+    versions = WeightLog(tmp_path)
     versions.resume_at(3)  # nothing is there yet
     for step in range(4):
         versions.add(step, [ConfirmedWeights(step, "a1", 2)])
@@ -40,7 +40,7 @@ def test_a_resumed_run_repeats_its_transfers(tmp_path: Path) -> None:
 def test_a_full_disk_is_told_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    versions = WeightVersions(tmp_path / "missing")
+    versions = WeightLog(tmp_path / "missing")
     for step in range(3):
         versions.add(step, [ConfirmedWeights(step, "a1", 2)])
     (warning,) = [r.getMessage() for r in caplog.records]

@@ -1,4 +1,4 @@
-"""`WeightVersions`: which weights the generator had, in a file of the run folder."""
+"""`WeightLog`: which weights the generator had, in a file of the run folder."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_distributed.private_files import private_opener
 if TYPE_CHECKING:
     from rl_models.weight_request import ConfirmedWeights
 
-__all__ = ["WEIGHT_VERSIONS", "WeightVersions"]
+__all__ = ["WEIGHT_VERSIONS", "WeightLog"]
 
 _logger = get_logger(__name__)
 
@@ -23,7 +23,7 @@ WEIGHT_VERSIONS = "weight_versions.jsonl"
 """Name of the file in the run folder."""
 
 
-class WeightVersions:
+class WeightLog:
     """The file of confirmed weights, with one JSON line per transfer.
 
     Lines are `{"step": 20, "version": 80, "digest": "9f0c...", "processes": 4}`, where
