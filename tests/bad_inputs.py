@@ -340,7 +340,9 @@ CASES = (
         "watching no run", "watch nothing", "'nothing' is not the folder of a run"
     ),
     BadInput("pausing no run", "ctl pause gone", "there is no run in gone"),
-    BadInput("stopping a run that ended", "ctl stop finished", "it has ended"),
+    BadInput(
+        "stopping a run that ended", "ctl stop finished", "it has reached its end"
+    ),
     BadInput("changing no key", "ctl set finished", "Missing argument 'KEY=VALUE"),
     BadInput("key without a value", "ctl set finished lr", "has no '='"),
     BadInput("missing audit log", "audit verify gone.jsonl", "cannot be read"),

@@ -36,7 +36,7 @@ def test_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     write_checkpoint(base, steps[0])
     write_checkpoint(base, steps[1], lora={"r": 2})
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"```bash\n(.*?)```", GUIDE.read_text(), re.S)
+    blocks = re.findall(r"```sh\n(.*?)```", GUIDE.read_text(), re.S)
     commands = [shlex.split(line) for block in blocks for line in block.splitlines()]
     assert len(commands) >= 5
     for command in commands:
