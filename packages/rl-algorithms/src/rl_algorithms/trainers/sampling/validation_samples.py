@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rl_distributed.checkpoint.storage import write_bytes_durably
+from rl_algorithms.trainers.run.step_records import (
+    drop_later_steps,
+    read_step_records,
+)
 from rl_distributed.metrics.sinks.jsonl import json_line
 from rl_distributed.private_files import private_opener
 
@@ -39,18 +41,8 @@ class ValidationSamples:
 
     def resume_at(self, step: int) -> None:
         """Remove answers of later steps, which will be repeated, and a torn line."""
-        if not self.path.is_file():
-            return
-        # `read` skips a torn line, so writing its records back removes it.
-        kept = [json_line(record) for record in self.read() if record["step"] <= step]
-        write_bytes_durably(self.path, b"".join(kept))
+        drop_later_steps(self.path, step)
 
     def read(self) -> Iterator[dict[str, Any]]:
         """Read the records, oldest first, skipping a torn line of a killed run."""
-        for line in self.path.read_bytes().splitlines():
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
-                yield record
+        return read_step_records(self.path)
