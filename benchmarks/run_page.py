@@ -47,7 +47,9 @@ RL = [sys.executable, "-m", "rl_cli"]
 NUM_METRICS = 80
 ANSWER_TOKENS = 32
 LONG_STEPS, LONG_ANSWERS = 10_000, 200_000
-BLOCK_STEPS = 10
+# Short, so that both blocks of a pair see the same machine, and longer than the period
+# of a page's requests.
+BLOCK_STEPS = 4
 MOST_BYTES = 3_000_000
 
 
@@ -317,7 +319,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="default: all")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--blocks", type=int, default=30, help="of each kind")
+    parser.add_argument("--blocks", type=int, default=60, help="of each kind")
     options = parser.parse_args()
     if unknown := set(options.names) - set(FIGURES):
         parser.error(f"no figure {sorted(unknown)}; there are {', '.join(FIGURES)}")

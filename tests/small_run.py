@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 
 TASKS = {"world": "sorting", "settings": {"num_digits": 3}}
 
@@ -73,3 +76,18 @@ def write_recipe(folder: Path, data: dict[str, Any]) -> str:
     path = folder / "small.yaml"
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     return str(path)
+
+
+def check_kept_logprobs(stage: Path, *, num_answers: int) -> None:
+    """Check that kept answers have the trainer's log-probs, and that they fit.
+
+    Args:
+        stage: Folder of a stage that samples.
+        num_answers: Number of answers that it has kept.
+    """
+    answers = list(RolloutFiles(stage, 0).read())
+    assert len(answers) == num_answers
+    for record in answers:
+        assert len(record["trainer_logprobs"]) == record["length"] > 0
+        fits = pytest.approx(record["logprobs"], abs=1e-3)
+        assert record["trainer_logprobs"] == fits

@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors.torch import load_file
-from small_run import recipe, write_recipe
+from small_run import check_kept_logprobs, recipe, write_recipe
 from transformers import AutoModelForCausalLM
 
 
@@ -34,6 +34,7 @@ def _train(rl: Callable[..., Any], folder: Path, data: dict[str, Any]) -> Any:
     errors = _metrics(folder)["train:token_mult_prob_error"]
     assert len(errors) == 4
     assert all(abs(error - 1.0) < 1e-3 for error in errors), errors
+    check_kept_logprobs(folder / "out" / "stages" / "grpo", num_answers=4 * 4)
     return done.json
 
 

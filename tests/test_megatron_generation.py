@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from small_run import check_kept_logprobs
 
 import rl_algorithms as rl
 from rl_models import ModelBuildConfig, build_model
@@ -47,6 +48,7 @@ def test_a_run_samples_with_the_weights_that_it_trains(tmp_path: Path) -> None:
     # Sampled and computed by the same layers: only the order of sums differs.
     gap = first.history.column("train:token_mult_prob_error")[1]
     assert max(abs(value - 1) for value in gap) < 1e-4
+    check_kept_logprobs(first.run_dir, num_answers=2 * 4)
     again = rl.train(model, prompts, **rows, **settings, max_num_steps=3, resume=True)
     assert again.history.column("train:num_valid_tokens")[1][-1] > 0
     assert "val:reward" in first.metrics

@@ -41,7 +41,11 @@ class CountingPolicy:
         assert steps * global_batch_size == rows.size
         self.num_steps += steps
         ones = torch.ones(steps)
-        return {"loss": ones, "grad_norm": ones, "lr": ones, "all_mb_metrics": {}}
+        logprobs = -0.1 * rows["input_ids"][:, 1:].float()
+        counts = rows["sample_mask"].sum(), rows["token_mask"].sum()
+        _, metrics = loss(rows, *counts, next_token_logprobs=logprobs)
+        found = {name: [value] for name, value in metrics.items()}
+        return {"loss": ones, "grad_norm": ones, "lr": ones, "all_mb_metrics": found}
 
     def get_logprobs(self, rows):
         return {"logprobs": torch.zeros(rows["input_ids"].shape)}
@@ -309,15 +313,18 @@ class TestKeptAnswers:
         assert all("advantage" in record for record in records)
 
     @pytest.mark.parametrize("batch", [8, 2])
-    def test_they_have_log_probs_of_the_trainer_if_it_computes_them(self, make, batch):
-        """With one optimizer step per batch, it does not."""
+    def test_they_have_log_probs_of_the_trainer(self, make, batch):
+        """Those before the step, which the loss computes if the batch lacks them."""
         trainer = make(train_global_batch_size=batch, train_micro_batch_size=batch)
         trainer.fit(ROWS, environment=Judge(by_answer))
         records = kept(trainer)
+        tokenizer = scripted.ambiguous_tokenizer()
+        ids = {tokenizer.decode([n]): n for n in range(len(tokenizer))}
         assert len(records) == 12
         for record in records:
-            expected = [0.0] * record["length"] if batch == 2 else None
-            assert record.get("trainer_logprobs") == expected
+            known = [-0.1 * ids[text] for text in record["tokens"]]
+            expected = [0.0] * len(known) if batch == 2 else known
+            assert record["trainer_logprobs"] == pytest.approx(expected)
             assert "advantage" in record
 
     def test_they_are_the_best_and_the_worst_of_a_group(self, make):

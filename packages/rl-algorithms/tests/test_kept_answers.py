@@ -8,10 +8,17 @@ from typing import Any
 import pytest
 import torch
 
+from rl_algorithms.losses.kept_rows import (
+    KEPT_LOGPROBS,
+    KEPT_ROW,
+    RowLogprobs,
+    kept_logprobs,
+)
 from rl_algorithms.rollout.branches import Branch, unfold_branches
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.trainers.sampling.kept_answers import KeptAnswers
-from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.batch.batched_data_dict import AnyRows, BatchedDataDict
+from rl_distributed.metrics.values import reduce_metrics, to_floats
 from rl_envs.outcomes import ConversationOutcome
 
 # A character of two tokens, and one that is never whole.
@@ -121,14 +128,40 @@ def test_advantages_are_found_by_the_number_of_the_row(
     assert kept.take() == []
 
 
+def note_logprobs(kept: KeptAnswers, rows: AnyRows, logprobs: torch.Tensor) -> None:
+    """Give the log-probs [R, S] of rows as a step does: a micro-batch per row."""
+    kept.note_training(rows)
+    found = [
+        kept_logprobs(rows.select_indices([row]), logprobs[row : row + 1, 1:])
+        for row in reversed(range(rows.size))
+    ]
+    merged = reduce_metrics(found)
+    assert to_floats(merged) == {}
+    kept.note_logprobs(merged[KEPT_LOGPROBS].values)
+
+
+def test_rows_without_kept_answers_get_no_column() -> None:
+    result = rollout([[3, 3], [3, 4]], rewards=torch.tensor([0.0, 1.0]))
+    kept = keep(result, num_kept=1)
+    rows = result.rows.select_indices([0])
+    rows["advantages"] = torch.zeros(1)
+    kept.note_training(rows)
+    assert not {"row_number", KEPT_ROW} & set(rows)
+    assert kept_logprobs(rows, torch.zeros(1, 2)) == {}
+
+
+def test_log_probs_of_the_first_pass_count() -> None:
+    first, second = RowLogprobs({1: [-1.0]}), RowLogprobs({1: [-2.0], 2: [-3.0]})
+    assert first.merge(second).values == {1: [-1.0], 2: [-3.0]}
+
+
 def test_log_probs_of_the_trainer_are_found_by_the_number_of_the_row() -> None:
     result = rollout([[3, 3], [3, 4], [4]], rewards=torch.tensor([0.0, 1.0, 0.5]))
     kept = keep(result)
     # As training has them: in another order, one left out, one copied as padding.
     rows = result.rows.select_indices([2, 1, 2])
     rows["advantages"] = torch.zeros(3)
-    rows["prev_logprobs"] = -torch.arange(9.0).view(3, 3) - 0.00004
-    kept.note_training(rows)
+    note_logprobs(kept, rows, -torch.arange(9.0).view(3, 3) - 0.00004)
     found = {r["response"]: r.get("trainer_logprobs") for r in kept.take()}
     assert found == {"aa": None, "ab": [-4.0, -5.0], "b": [-1.0]}
 
@@ -153,8 +186,10 @@ def test_log_probs_of_the_trainer_follow_the_parts(is_whole: bool) -> None:
     kept = keep(result)
     rows = unfold_branches(result.rows.copy())
     rows["advantages"] = torch.zeros(3)
-    rows["prev_logprobs"] = -torch.arange(9.0).view(3, 3)
-    kept.note_training(rows if is_whole else rows.select_indices([0, 1]))
+    logprobs = -torch.arange(9.0).view(3, 3)
+    if not is_whole:
+        rows, logprobs = rows.select_indices([0, 1]), logprobs[:2]
+    note_logprobs(kept, rows, logprobs)
     (record,) = kept.take()
     assert record["tokens"] == ["b", "b", "b", "a", "a"]
     expected = [-4.0, -5.0, -7.0, -1.0, -2.0] if is_whole else None

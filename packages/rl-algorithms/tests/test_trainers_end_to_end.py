@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rl_algorithms as rl
 from rl_algorithms.testing import check_trainer
+from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_distributed.errors import ConfigError, UserError
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(4)]
@@ -140,6 +141,13 @@ class TestGRPO:
         )
         assert result.metrics["train:num_samples"] == 64
         assert result.metrics["train:dynamic_sampling_num_gen_batches"] >= 1
+        answers = RolloutFiles(result.run_dir, 0).read()
+        # Those of groups without variance are left out.
+        trained = [record for record in answers if "advantage" in record]
+        assert trained
+        for record in trained:
+            expected = pytest.approx(record["logprobs"], abs=1e-3)
+            assert record["trainer_logprobs"] == expected
 
     def test_keeps_the_contract(self, pool, tiny_model, tmp_path):
         def make(steps, folder):

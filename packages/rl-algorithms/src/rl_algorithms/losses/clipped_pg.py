@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from rl_algorithms.losses.config import ClippedPGLossConfig
+from rl_algorithms.losses.kept_rows import kept_logprobs
 from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.policy_metrics import policy_metrics
 from rl_algorithms.losses.policy_terms import PolicyTerms
@@ -46,7 +47,8 @@ class ClippedPGLossFn:
     `reference_policy_logprobs` (required if the loss has a KL term); `nll_weights` [B]
     (required with `positive_nll_coef`: 0 for rows that did not succeed, and for the
     others the number of trained tokens in the global batch divided by that in all
-    successful rows).
+    successful rows); `kept_row` [B], if the log-probs of single rows are wanted: see
+    `RowLogprobs`.
 
     Args:
         config: The options, or a mapping of them, which is validated.
@@ -86,7 +88,8 @@ class ClippedPGLossFn:
             per_token = per_token + config.positive_nll_coef * terms.nll
         loss = self._aggregate(per_token, terms, global_valid_seqs, global_valid_toks)
         with torch.no_grad():
-            return loss, policy_metrics(loss, terms)
+            found = kept_logprobs(data, terms.prev)
+            return loss, policy_metrics(loss, terms) | found
 
     def _policy_loss(self, terms: PolicyTerms) -> Tensor:
         """Return the [B, T] policy-gradient loss without the other terms."""

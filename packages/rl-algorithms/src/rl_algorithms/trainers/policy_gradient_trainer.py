@@ -21,6 +21,7 @@ from rl_algorithms.data.types import (
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.errors import AlgorithmError
 from rl_algorithms.losses import ClippedPGLossFn
+from rl_algorithms.losses.kept_rows import KEPT_LOGPROBS
 from rl_algorithms.rollout.result import TrajectoryRows
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.sampler import AheadSampler
@@ -265,4 +266,8 @@ class PolicyGradientTrainer(RolloutTrainer[PolicyGradientConfigT]):
 
     def _policy_metrics(self, output: Mapping[str, Any]) -> dict[str, Any]:
         """Return the metrics of `train_policy`, including the mismatch."""
-        return self._mismatch.report(train_metrics(output))
+        metrics = train_metrics(output)
+        # Before the report, which may end the run: its last answers show why.
+        if (found := metrics.pop(KEPT_LOGPROBS, None)) is not None:
+            self._kept.note_logprobs(found.values)
+        return self._mismatch.report(metrics)

@@ -2,7 +2,7 @@
 
 ```
 RolloutResult -> best and worst of some groups -> records -> take
-                        advantages, trainer's log-probs ---^
+           advantages, trainer's log-probs from the loss ---^
 ```
 Groups are drawn by the run's seed and the step, not by their looks. An interrupted and
 resumed run keeps the same answers as an uninterrupted one.
@@ -11,13 +11,14 @@ resumed run keeps the same answers as an uninterrupted one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from rl_algorithms.data.types import Tokenizer
+from rl_algorithms.losses.kept_rows import KEPT_ROW
 from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.seeds import permutation
 from rl_distributed.batch.batched_data_dict import (
@@ -52,7 +53,7 @@ class KeptAnswers:
     - `expected`: the right answer,
     - `tokens` and `logprobs`: text and the sampler's log-prob of each sampled token,
     - `trainer_logprobs`: the log-prob of each sampled token by the policy before it
-      learns from the answer, if the step computes it.
+      learns from the answer.
 
     Answers that a second check rejected are kept in addition to the others.
 
@@ -65,6 +66,7 @@ class KeptAnswers:
     def __init__(self, tokenizer: Tokenizer, num_kept: int, seed: int) -> None:
         self._tokenizer, self._num_kept, self._seed = tokenizer, num_kept, seed
         self._records: dict[int, dict[str, Any]] = {}
+        self._places: dict[int, list[int]] = {}
         self._num_rows = 0
         self._texts: dict[int, str] = {}
 
@@ -90,31 +92,49 @@ class KeptAnswers:
             self._records[row] = self._record(result, row)
 
     def note_training(self, rows: AnyRows) -> None:
-        """Add what training knows of kept answers: advantages, and its log-probs.
+        """Add the advantages of kept answers, and ask the loss for their log-probs.
 
         Args:
-            rows: Columns `advantages` ([R] or [R, S]), `token_mask`, `row_number`,
-                which is removed, and if they were computed `prev_logprobs` [R, S]. Of a
-                conversation with several rows, the one with its end comes first, and
-                the others in the order of sampling.
+            rows: Columns `advantages` ([R] or [R, S]), `token_mask` and `row_number`,
+                which is replaced by `kept_row`, if there are kept answers among the
+                rows. Of a conversation with several rows, the one with its end comes
+                first, and the others in the order of sampling.
         """
         if ROW_NUMBER not in rows:
             return
-        places: dict[int, list[int]] = {}
+        self._places = {}
+        kept_row = torch.full((rows.size,), -1)
         for place, number in enumerate(rows.pop(ROW_NUMBER).tolist()):
             if number in self._records:
-                places.setdefault(number, []).append(place)
-        for number, found in places.items():
-            record, first = self._records[number], found[0]
+                self._places.setdefault(number, []).append(place)
+                kept_row[place] = place
+        if self._places:
+            rows[KEPT_ROW] = kept_row
+        for number, (first, *_) in self._places.items():
+            record = self._records[number]
             mask = rows["token_mask"][first] != 0
             record |= _advantages(rows["advantages"][first], mask, record)
-            if "prev_logprobs" in rows:
-                record |= _trainer_logprobs(rows, found, len(record["tokens"]))
+
+    def note_logprobs(self, values: Mapping[int, Sequence[float]]) -> None:
+        """Add the trainer's log-probs of kept answers.
+
+        Args:
+            values: As the loss returns them for the rows of `note_training`.
+        """
+        for number, (first, *others) in self._places.items():
+            record = self._records[number]
+            num_tokens = len(record["tokens"])
+            # Rows besides it are copies that pad the batch, or else the earlier parts.
+            if len(values.get(first, ())) == num_tokens:
+                others = []
+            found = [v for row in (*others, first) for v in values.get(row, ())]
+            if len(found) == num_tokens:
+                record["trainer_logprobs"] = [_short(value) for value in found]
 
     def take(self) -> list[dict[str, Any]]:
         """Return the records of the step, and begin the next one."""
         records = list(self._records.values())
-        self._records, self._num_rows = {}, 0
+        self._records, self._places, self._num_rows = {}, {}, 0
         return records
 
     def _record(self, result: RolloutResult, row: int) -> dict[str, Any]:
@@ -236,20 +256,6 @@ def _advantages(values: Tensor, mask: Tensor, record: dict[str, Any]) -> dict[st
     # A branched conversation has the advantages of its earlier parts in other rows.
     is_whole = len(found) == len(record["tokens"])
     return {"advantages": [_short(value) for value in found]} if is_whole else {}
-
-
-def _trainer_logprobs(
-    rows: AnyRows, places: Sequence[int], num_tokens: int
-) -> dict[str, Any]:
-    """Return the trainer's log-probs of an answer, whose rows are at these places."""
-    values, mask = rows["prev_logprobs"], rows["token_mask"] != 0
-    first, *others = places
-    # Rows besides it are copies that pad the batch, or else the earlier parts.
-    if int(mask[first].sum()) == num_tokens:
-        others = []
-    found = [v for i in (*others, first) for v in values[i][mask[i]].tolist()]
-    is_whole = len(found) == num_tokens
-    return {"trainer_logprobs": [_short(v) for v in found]} if is_whole else {}
 
 
 def _reward_parts(rows: AnyRows, row: int) -> dict[str, float]:

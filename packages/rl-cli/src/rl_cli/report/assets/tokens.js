@@ -16,7 +16,7 @@ const LEGENDS = {
   version: "weight version: its colour changes where a token comes from other weights than the one before it",
 };
 const MISSING = {
-  mismatch: "No answer here has the trainer's log-probs, so no token has a colour. A step computes them beforehand with several optimizer steps per batch, a KL penalty in the reward, seq_logprob_error_threshold, or PPO. Held-out answers have none.",
+  mismatch: "No answer here has the trainer's log-probs, so no token has a colour. GRPO and PPO note them for answers that they train on; held-out answers have none.",
 };
 let tokenColouring = "probability";
 
