@@ -8,8 +8,8 @@ One JSON line per figure, with its target:
   time until Chromium shows the first curves, from the start of the navigation,
 - `watch`: GRPO steps while `rl watch` follows the run and a client asks for the page as
   often as a browser does, against steps while both are stopped by SIGSTOP. Blocks of
-  steps take turns; `watch_cpu_share` is the processor time of the watcher over the time
-  in which it ran, in units of one core.
+  steps take turns; `watch_cpu_share` is the processor time of the server over the time
+  in which it ran, in units of one core, and `client_cpu_share` that of the client.
 
 Runs of the second and third are written here: 80 metrics per step, and answers of 32
 tokens with their log-probs.
@@ -177,12 +177,12 @@ class Turns(rl.Callback):
 
     def __init__(self, watchers: contextlib.ExitStack, run: Path) -> None:
         self.blocks: dict[bool, list[float]] = {True: [], False: []}
-        self.cpu_s = self.on_s = 0.0
+        self.cpu_s, self.on_s = [0.0, 0.0], 0.0
         self._stack, self._run = watchers, run
         self._processes: list[psutil.Process] = []
         self._steps = 0
         self._is_on = False
-        self._began_s = self._cpu_began_s = 0.0
+        self._began_s, self._cpu_began_s = 0.0, [0.0, 0.0]
 
     def on_step_end(
         self, trainer: Any, step: int, metrics: Mapping[str, float]
@@ -203,7 +203,8 @@ class Turns(rl.Callback):
         self.blocks[self._is_on].append(took_s / BLOCK_STEPS)
         if self._is_on:
             self.on_s += took_s
-            self.cpu_s += self._used_s() - self._cpu_began_s
+            pairs = zip(self.cpu_s, self._used_s(), self._cpu_began_s, strict=True)
+            self.cpu_s = [before + end - start for before, end, start in pairs]
 
     def _begin_block(self) -> None:
         self._is_on = len(self.blocks[True]) <= len(self.blocks[False])
@@ -212,9 +213,9 @@ class Turns(rl.Callback):
         self._cpu_began_s = self._used_s()
         self._began_s = time.perf_counter()
 
-    def _used_s(self) -> float:
-        times = self._processes[0].cpu_times()
-        return float(times.user + times.system)
+    def _used_s(self) -> list[float]:
+        used = [process.cpu_times() for process in self._processes]
+        return [float(times.user + times.system) for times in used]
 
 
 # Asks like the page: is there a newer version than the one that it has?
@@ -291,7 +292,8 @@ def measure_watch(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
             "added": added,
             "added_standard_error": spread,
             "blocks": len(ratios),
-            "watch_cpu_share": turns.cpu_s / turns.on_s,
+            "watch_cpu_share": turns.cpu_s[0] / turns.on_s,
+            "client_cpu_share": turns.cpu_s[1] / turns.on_s,
         },
         {"added": 0.01, "watch_cpu_share": 0.01},
     )

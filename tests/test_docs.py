@@ -13,6 +13,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from typing import Any
 import click
 import pytest
 import yaml
+from docs.hooks_pages import RUN_OF_THE_PAGE
 from docs.hooks_terminal import MARKER as TERMINAL, RECORDINGS, file_name
 from processes import kill_session
 
@@ -315,10 +317,24 @@ def test_every_command_has_a_picture() -> None:
     assert kept == recorded
 
 
-@pytest.mark.parametrize("path", sorted(RECORDINGS.rglob("*.*")), ids=lambda p: p.name)
-def test_recordings_name_no_machine(path: Path) -> None:
-    text = path.read_text()
-    assert re.findall(r"(?:/home|/root|/tmp|/work)\b[^\s\"]*", text) == []
+def recorded_texts() -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of all that is recorded."""
+    for path in sorted(RECORDINGS.rglob("*.*")):
+        if path != RUN_OF_THE_PAGE:
+            yield path.name, path.read_text()
+    with tarfile.open(RUN_OF_THE_PAGE) as packed:
+        for member in packed.getmembers():
+            assert (member.uid, member.gid, member.uname) == (0, 0, "")
+            if (file := packed.extractfile(member)) is not None:
+                yield member.name, file.read().decode()
+
+
+def test_recordings_name_no_machine() -> None:
+    texts = list(recorded_texts())
+    assert len(texts) > 30
+    for name, text in texts:
+        assert re.findall(r"(?:/home|/root|/tmp|/work)\b[^\s\"]*", text) == [], name
+        assert not re.search(r"Linux-\d", text), name
 
 
 def message_fragments() -> list[str]:

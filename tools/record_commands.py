@@ -3,26 +3,34 @@
 `python -m tools.record_commands` trains three short runs and a whole one, which takes
 some minutes, and writes `docs/recordings`: the terminal output of commands that train,
 sample, serve, control a run or build an environment, two runs without their weights,
-which other commands are run on while the site is built, and with Chromium pictures of
-the page of the whole run (alone: `--only-pages`).
+which other commands are run on while the site is built, and the whole run without its
+weights, whose page is drawn then (`docs/hooks_pages.py`). With Chromium it draws them
+into `docs/assets` too, for builds without one; `--only-pages` does the whole run alone.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from docs.hooks_pages import RUN_OF_THE_PAGE, drawn_pages
 from docs.hooks_terminal import MARKER, RECORDINGS, file_name
-from tools.report_picture import ASSETS, main as draw_pages
+from tools.report_picture import ASSETS
 from tools.terminal_picture import private_texts, run_as_in_terminal, terminal_command
+
+from rl_algorithms.trainers.run.weight_log import WEIGHT_VERSIONS
+from rl_distributed.runs.ending import ENDED
+from rl_distributed.timing.timeline_file import TIMELINE
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_S = 900
@@ -47,6 +55,15 @@ KEPT_FILES = (
     "part-*.jsonl",
 )
 """What commands read of a run, but for its weights, logs and pictures."""
+PAGE_FILES = (
+    *KEPT_FILES,
+    TIMELINE,
+    WEIGHT_VERSIONS,
+    "samples.json",
+    "run.jsonl",
+    ENDED,
+)
+"""What the page of a run shows."""
 
 
 def recorded_commands() -> list[str]:
@@ -142,26 +159,52 @@ def record_control(recorder: Recorder, folder: Path, commands: list[str]) -> Non
             process.kill()
 
 
-def keep_run(run: Path, target: Path) -> None:
-    """Copy a run without its weights and what names this machine."""
-    for pattern in KEPT_FILES:
+def keep_run(run: Path, target: Path, patterns: Sequence[str] = KEPT_FILES) -> None:
+    """Copy a run without its weights and what names this machine.
+
+    Raises:
+        ValueError: The copy names this machine.
+    """
+    for pattern in patterns:
         for path in run.rglob(pattern):
             if "checkpoints" in path.relative_to(run).parts:
                 continue
             text = path.read_text().replace(f"{run.parent.parent}/", "")
+            text = _without_machine(text)
+            if found := private_texts(text, run.parent.parent):
+                raise ValueError(f"{path.name} of {run} shows this machine's {found}")
             copy = target / path.relative_to(run)
             copy.parent.mkdir(parents=True, exist_ok=True)
-            copy.write_text(_without_machine(text))
+            copy.write_text(text)
 
 
-def hide_machine(run: Path) -> None:
-    """Take what names this machine out of what a run's page shows."""
-    path = run / "run.json"
-    path.write_text(_without_machine(path.read_text()))
+def record_page(folder: Path, archive: Path) -> None:
+    """Train the whole run, and keep what its page shows.
+
+    Args:
+        folder: Where it is trained.
+        archive: Where it is kept.
+    """
+    Recorder(folder).record(WHOLE)
+    shown = Path("runs") / "quickstart-001"
+    with tempfile.TemporaryDirectory(prefix="page-") as made:
+        keep_run(folder / shown, Path(made) / shown, PAGE_FILES)
+        # Curves mark the checkpoints, of which nothing but their steps is needed.
+        for checkpoint in (folder / shown).rglob("checkpoints/step_*"):
+            (Path(made) / checkpoint.relative_to(folder)).mkdir(parents=True)
+        with tarfile.open(archive, "w:xz") as packed:
+            packed.add(Path(made) / shown, shown, filter=_without_owner)
+
+
+def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
 
 
 def _without_machine(text: str) -> str:
-    """Return a record with the name of the operating system alone."""
+    """Return a record with the name of the operating system alone, and no node's."""
+    text = re.sub(rf'("node": ?)"{re.escape(socket.gethostname())}"', r'\1"node"', text)
     return re.sub(r'"Linux-[^"]*"', '"Linux"', text)
 
 
@@ -199,16 +242,13 @@ def main() -> None:
     if not arguments.only_pages:
         with tempfile.TemporaryDirectory(prefix="record-") as made:
             record(Path(made), arguments.to)
-    if shutil.which("chromium") is None:
-        sys.exit("the pictures of a run's page are the old ones: no chromium here")
+    archive = arguments.to / RUN_OF_THE_PAGE.name
     with tempfile.TemporaryDirectory(prefix="record-") as made:
-        folder, shown = Path(made), Path("runs") / "quickstart-001"
-        Recorder(folder).record(WHOLE)
-        hide_machine(folder / shown)
-        pages = arguments.pages.resolve()
-        # The page names the run as it is named from here.
-        with contextlib.chdir(folder):
-            draw_pages(shown, pages)
+        record_page(Path(made), archive)
+    if shutil.which("chromium") is None:
+        sys.exit(f"the pictures in {arguments.pages} are the old ones: no chromium")
+    for name, content in drawn_pages(archive).items():
+        (arguments.pages / name).write_bytes(content)
 
 
 if __name__ == "__main__":

@@ -383,8 +383,8 @@ def test_what_is_new_is_read_when_it_is_time(run_of_one_step: Path) -> None:
 def test_a_costly_look_is_followed_by_a_long_rest(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All looks together take one hundredth of a core at most."""
-    used = iter([0.0, 9.0, 9.0, 9.25, 9.25, 9.3, 9.3, 9.35])
+    """All looks together take 1/400 of a core at most."""
+    used = iter([0.0, 9.0, 9.0, 9.125, 9.125, 9.15, 9.15, 9.175])
     monkeypatch.setattr(time, "thread_time", lambda: next(used))
     folder, clock = make_run(num_steps=1), Clock()
     live = LiveRuns([folder], poll_s=2.0, now_s=clock)
@@ -393,7 +393,7 @@ def test_a_costly_look_is_followed_by_a_long_rest(
         go_on(folder, step)
         clock.now_s = now_s
         seen.append(steps(live))
-    # The first look costs 9 s, as it imports; the others 0.25, 0.05 and 0.05 s.
+    # The first look costs 9 s, as it imports; the others 0.125, 0.025 and 0.025 s.
     assert seen == [2, 2, 4, 4, 6]
 
 

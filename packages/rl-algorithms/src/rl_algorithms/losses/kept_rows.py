@@ -43,9 +43,7 @@ class RowLogprobs(MetricValue):
         return True
 
 
-def kept_logprobs(
-    data: Mapping[str, Any], logprobs: Tensor
-) -> dict[str, MetricValue]:
+def kept_logprobs(data: Mapping[str, Any], logprobs: Tensor) -> dict[str, MetricValue]:
     """Return the log-probs of the kept rows of a micro-batch, or nothing.
 
     Args:

@@ -7,7 +7,7 @@ files --stat--> unchanged? --> the same page
         new lines of metrics, new answers, small files --> next version of the page
 ```
 Data stays in memory, so that an update only reads what is new. Updates are at least
-`poll_s` seconds apart, and rare enough to take less than one hundredth of a core in
+`poll_s` seconds apart, and rare enough to take a quarter of one percent of a core in
 all: watching a run must not slow it down.
 """
 
@@ -44,7 +44,7 @@ from rl_distributed.timing.timeline_file import TIMELINE
 
 __all__ = ["LiveRuns"]
 
-_REST = 200.0
+_REST = 400.0
 """Pause after an update, as a multiple of its own time; requests are extra."""
 _LONGEST_REST_S = 60.0
 _CHUNK_NAME = re.compile(r"([a-z0-9]{1,40})-([0-9]{1,15})")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
 from collections import Counter
@@ -11,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from rl_algorithms.trainers.run.figures import Figures
+from rl_algorithms.trainers.run.figures import Figures, measure_of
 from rl_algorithms.trainers.run.history import History
 from rl_cli.report.config_rows import config_values, recipe_values
 from rl_cli.report.metric_table import MetricTable, thinned
@@ -160,13 +161,12 @@ def _figures(run: ReadRun) -> dict[str, Any]:
 
 def stage_figures(table: MetricTable) -> Figures:
     """Return figures of the most informative measure of a stage."""
-    history = History()
-    records: dict[int, dict[str, float]] = {}
-    for name, column in table.columns.items():
-        for step, value in column.items():
-            records.setdefault(step, {"step": step})[name] = value
-    history.extend(records[step] for step in sorted(records))
-    return Figures.of(history)
+    # The other columns have no part in it, and would take most of an update's time.
+    measure = measure_of(table.columns)
+    if measure is None:
+        return Figures()
+    points = zip(*table.points(measure), strict=True)
+    return Figures.of(History({"step": step, measure: v} for step, v in points))
 
 
 def _answers(run: ReadRun) -> list[dict[str, str]]:
@@ -228,6 +228,8 @@ def _rounded_tree(value: Any) -> Any:
     return value
 
 
+# Formatting takes most of an update's time, and most numbers are those of the last one.
+@functools.lru_cache(maxsize=_MOST_NUMBERS)
 def _short(value: float) -> float:
     """Return a number rounded to the digits that a screen can show."""
     rounded = float(f"{value:.{_DIGITS}g}")
