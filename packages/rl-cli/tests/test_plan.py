@@ -96,6 +96,17 @@ def test_settings_that_make_it_fit_do(model: Path, capsys: Capture) -> None:
     assert peak <= after["usable_bytes"]
 
 
+def test_settings_of_megatron_make_it_fit(model: Path, capsys: Capture) -> None:
+    cut = ("policy.parallelism.tensor=2", "policy.parallelism.sequence=true")
+    words = arguments(model, "policy.backend=megatron", *cut, "--gpus", "8x80GB")
+    (before,) = planned(capsys, *words, code=2)
+    found = before["remedies"]
+    assert "policy.megatron.distributed_optimizer=true" in found
+    assert not any("dtensor" in text for text in found)
+    (after,) = planned(capsys, *words, *found)
+    assert after["fits"]
+
+
 def test_a_generator_too_large_for_a_gpu_is_shared(
     model: Path, capsys: Capture
 ) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from rl_models_live_bytes import LiveBytes
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
@@ -18,13 +16,9 @@ from rl_models.config import OptimizerConfig, PolicyConfig
 from rl_models.lora_config import LoRAConfig
 from rl_models.planning.adapter_shape import AdapterShape
 from rl_models.planning.layouts import Layout
-from rl_models.planning.memory import (
-    MicroBatch,
-    ModelMemory,
-    model_memory,
-    optimizer_copies,
-)
+from rl_models.planning.memory import model_memory
 from rl_models.planning.model_shape import ModelShape, shape_of_config
+from rl_models.planning.rank_memory import MicroBatch, ModelMemory, optimizer_copies
 from rl_models.training.dtensor import DTensorTrainingBackend
 
 _TOLERANCE = 0.05
@@ -63,37 +57,6 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"generation": {"max_new_tokens": 8, "temperature": 0.7}},
     ),
 }
-
-
-class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that exist beside those that did before."""
-
-    def __init__(self, known: list[torch.Tensor]) -> None:
-        super().__init__()
-        self._known = {t.untyped_storage()._cdata for t in known}
-        self._sizes: dict[int, int] = {}
-        self._live = self.peak = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, torch.Tensor) and leaf.device.type == "cpu":
-                self._count(leaf.untyped_storage())
-        return result
-
-    def _count(self, storage: Any) -> None:
-        key = storage._cdata
-        if key in self._known or key in self._sizes:
-            return
-        self._sizes[key] = storage.nbytes()
-        self._live += storage.nbytes()
-        self.peak = max(self.peak, self._live)
-        weakref.finalize(storage, self._forget, key)
-
-    def _forget(self, key: int) -> None:
-        self._live -= self._sizes.pop(key, 0)
 
 
 def backend_of(folder: Path, case: str) -> tuple[DTensorTrainingBackend, ModelShape]:

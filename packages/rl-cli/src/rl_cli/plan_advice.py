@@ -112,17 +112,41 @@ def _changes(plan: StagePlan) -> Iterator[tuple[str, Change]]:
                 )
             ),
         )
-    if not policy.dtensor.activation_checkpointing:
+    by_backend = _of_megatron if plan.layout.backend == "megatron" else _of_dtensor
+    yield from by_backend(plan)
+
+
+def _of_dtensor(plan: StagePlan) -> Iterator[tuple[str, Change]]:
+    settings = plan.config.policy.dtensor
+    if not settings.activation_checkpointing:
         yield (
             "policy.dtensor.activation_checkpointing=true",
             lambda p: p.replace(
                 dtensor=p.dtensor.replace(activation_checkpointing=True)
             ),
         )
-    if not policy.dtensor.cpu_offload and plan.layout.is_sharded:
+    if not settings.cpu_offload and plan.layout.is_sharded:
         yield (
             "policy.dtensor.cpu_offload=true",
             lambda p: p.replace(dtensor=p.dtensor.replace(cpu_offload=True)),
+        )
+
+
+def _of_megatron(plan: StagePlan) -> Iterator[tuple[str, Change]]:
+    settings = plan.config.policy.megatron
+    if not settings.distributed_optimizer and plan.layout.data > 1:
+        yield (
+            "policy.megatron.distributed_optimizer=true",
+            lambda p: p.replace(
+                megatron=p.megatron.replace(distributed_optimizer=True)
+            ),
+        )
+    if not settings.activation_checkpointing:
+        yield (
+            "policy.megatron.activation_checkpointing=true",
+            lambda p: p.replace(
+                megatron=p.megatron.replace(activation_checkpointing=True)
+            ),
         )
 
 

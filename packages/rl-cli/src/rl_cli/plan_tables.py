@@ -15,9 +15,9 @@ from rl_cli.plan_advice import Remedies
 from rl_cli.run_plan import StagePlan
 from rl_models.planning.adapter_shape import AdapterShape
 from rl_models.planning.layouts import Layout
-from rl_models.planning.memory import optimizer_copies
 from rl_models.planning.model_shape import ModelShape
 from rl_models.planning.phases import PARTS
+from rl_models.planning.rank_memory import optimizer_copies
 
 __all__ = ["print_stage", "remarks", "stage_to_dict"]
 
@@ -231,12 +231,14 @@ def _remarks(plan: StagePlan) -> Iterator[str]:
     # 4 bytes each: gradients are accumulated in float32.
     whole = 4 * plan.layout.parameters_of_rank(shape)
     several = plan.batches.num_micro_batches > 1
-    if several and plan.layout.data > 1 and whole > _LARGE:
+    # Those of `megatron` are whole in any case.
+    is_dtensor = plan.layout.backend != "megatron"
+    if is_dtensor and several and plan.layout.data > 1 and whole > _LARGE:
         yield (
             f"gradients stay unsharded ({_size(whole)}) on every rank between "
             "micro-batches; with one micro-batch per optimizer step they are sharded"
         )
-    if plan.memory.peak().name == "start" and plan.fits is False:
+    if is_dtensor and plan.memory.peak().name == "start" and plan.fits is False:
         yield (
             "each rank holds the whole model in float32 while loading; "
             "policy.dtensor.cpu_offload=true loads it in host memory"

@@ -29,9 +29,10 @@ from rl_models.planning.generator import (
     plan_sync,
 )
 from rl_models.planning.layouts import Layout
-from rl_models.planning.memory import MicroBatch, ModelMemory, model_memory
+from rl_models.planning.memory import model_memory
 from rl_models.planning.model_shape import ModelShape
 from rl_models.planning.phases import MemoryPlan, OtherModel, plan_phases
+from rl_models.planning.rank_memory import MicroBatch, ModelMemory
 from rl_models.training.worker_sampler import shares_weights
 
 __all__ = ["Batches", "Place", "StagePlan", "plan_stage"]

@@ -163,6 +163,13 @@ class ModelShape:
         return self.vocab_size * self.hidden_size
 
     @property
+    def largest_tensor(self) -> int:
+        """Number of elements of the largest weight, which a sync gathers whole."""
+        experts = 2 * self.num_experts * self.expert_size * self.hidden_size
+        matrices = self.hidden_size * self.intermediate_size
+        return max(self.embedding_parameters, matrices, experts)
+
+    @property
     def head_parameters(self) -> int:
         """Parameters of the head that are not the embedding's."""
         if self.head != "lm":

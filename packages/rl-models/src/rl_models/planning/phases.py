@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rl_models.planning.generator import GeneratorMemory, SyncPlan
-from rl_models.planning.memory import ModelMemory
+from rl_models.planning.rank_memory import ModelMemory
 
 __all__ = ["PARTS", "MemoryPlan", "OtherModel", "Phase", "plan_phases"]
 

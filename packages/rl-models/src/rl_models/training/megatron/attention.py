@@ -1,9 +1,14 @@
-"""Attention of Megatron-core's layers that can be replaced while sampling.
+"""Attention of Megatron-core's layers without scores of each token for each other.
 
-Sampling uses our own cache of keys and values: the static one of Megatron-core has one
-length for all rows of a batch, and its paged one needs flash attention, and thus a GPU.
+Megatron-core has such an attention in Transformer Engine alone. Its own local one keeps
+the scores, whose memory grows with the square of a row's length, for the backward pass.
 
-Letters in shapes: T packed tokens, H query heads, K key heads, D head size.
+It can be replaced while sampling, which has our own cache of keys and values: the
+static one of Megatron-core has one length for all rows of a batch, and its paged one
+needs flash attention, and thus a GPU.
+
+Letters in shapes: S columns, b rows, T packed tokens, H query heads, K key heads, D
+head size.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from typing import Any
 
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 __all__ = ["Attend", "Attention", "attending_by"]
 
@@ -37,15 +43,27 @@ def attending_by(attend: Attend) -> Iterator[None]:
 
 
 class Attention(DotProductAttention):  # type: ignore[misc]
-    """Megatron-core's own attention, except inside `attending_by`."""
+    """Causal attention of torch, or that of `attending_by`."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **settings: Any
     ) -> Tensor:
-        """Attend; [T, 1, H, D] and [T, 1, K, D] to [T, 1, H * D] where packed."""
+        """Attend; [S, b, H, D] and [S, b, K, D] to [S, b, H * D].
+
+        Under `attending_by` S is T and b is 1. Masks are ignored: rows are padded on
+        the right, where causality hides it from all real tokens.
+        """
         attend = _active.get()
-        if attend is None:
-            attended: Tensor = super().forward(query, key, value, *mask, **settings)
-            return attended
-        number: int = self.layer_number
-        return attend(number, query[:, 0], key[:, 0], value[:, 0]).flatten(1)[:, None]
+        if attend is not None:
+            number: int = self.layer_number
+            found = attend(number, query[:, 0], key[:, 0], value[:, 0])
+            return found.flatten(1)[:, None]
+        attended = scaled_dot_product_attention(
+            query.permute(1, 2, 0, 3),
+            key.permute(1, 2, 0, 3),
+            value.permute(1, 2, 0, 3),
+            is_causal=True,
+            scale=self.softmax_scale,
+            enable_gqa=query.shape[2] != key.shape[2],
+        )
+        return attended.permute(2, 0, 1, 3).flatten(2)

@@ -67,12 +67,9 @@ def hidden_states(
         input_ids = torch.nn.functional.pad(input_ids, (0, missing))
     width = input_ids.shape[1]
     device = input_ids.device
-    column = torch.arange(width, device=device)
-    positions = column.expand_as(input_ids)
-    # Rows are padded on the right, where a causal mask hides it from all real tokens.
-    is_later = column[None, :] > column[:, None]
+    positions = torch.arange(width, device=device).expand_as(input_ids)
     part = model.chunks[0] if chunk is None else chunk
-    hidden: Tensor = part(input_ids, positions, is_later[None, None])
+    hidden: Tensor = part(input_ids, positions, None)  # no mask: see `Attention`
     return hidden
 
 

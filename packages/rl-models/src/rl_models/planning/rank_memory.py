@@ -1,0 +1,93 @@
+"""Memory of one rank of a model: the terms that all training backends have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rl_models.config import OptimizerConfig
+
+__all__ = ["MASTER_BYTES", "MicroBatch", "ModelMemory", "optimizer_copies"]
+
+MASTER_BYTES = 4
+"""Bytes of a number of the weights that an optimizer updates."""
+_COPIES = {
+    "Adagrad": 1,
+    "Adam": 2,
+    "AdamW": 2,
+    "Adamax": 2,
+    "NAdam": 2,
+    "RAdam": 2,
+    "Adadelta": 2,
+    "RMSprop": 1,
+    "SGD": 0,
+    "Muon": 1,
+}
+_COPIES_UNKNOWN = 2
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """The largest forward pass of a phase."""
+
+    num_tokens: int
+    """Tokens that go through the model."""
+    num_positions: int
+    """Number of these that need logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """Bytes on one rank's device."""
+
+    weights: int
+    """Shards of the weights, kept from start to end."""
+    optimizer: int
+    """Shards of the optimizer's state, kept from the first step on."""
+    gathered: int
+    """Weights in use by the computation."""
+    gradients: int
+    activations: int
+    """Tensors kept for the backward pass, and that pass's own."""
+    logits: int
+    passing_activations: int
+    """The same without a backward pass, as for log-probs."""
+    passing_logits: int
+    sync: int
+    """The largest weight, whole and converted, while weights are sent."""
+    start: int
+    """While the model is loaded: a rank reads its part."""
+    host: int
+    """Shards in the memory of the machine, with `policy.dtensor.cpu_offload`."""
+
+    @property
+    def resident(self) -> int:
+        """Bytes that stay in use while others work."""
+        return self.weights + self.optimizer
+
+    @property
+    def training(self) -> int:
+        """The peak of an optimizer step."""
+        working = self.gathered + self.gradients + self.activations + self.logits
+        return self.resident + working
+
+    @property
+    def passing(self) -> int:
+        """The peak of a forward pass without a backward pass."""
+        working = self.gathered + self.passing_activations + self.passing_logits
+        return self.resident + working
+
+
+def optimizer_copies(optimizer: OptimizerConfig) -> tuple[int, bool]:
+    """Return numbers per parameter in the optimizer's state, and whether that is known.
+
+    Args:
+        optimizer: Section `policy.optimizer`.
+    """
+    module, _, name = optimizer.name.rpartition(".")
+    known = name in _COPIES and module.startswith("torch.optim")
+    copies = _COPIES.get(name, _COPIES_UNKNOWN) if known else _COPIES_UNKNOWN
+    kwargs = optimizer.kwargs
+    extra = sum(bool(kwargs.get(key)) for key in ("amsgrad", "centered"))
+    if name in ("SGD", "RMSprop"):
+        extra += bool(kwargs.get("momentum"))
+    return copies + extra, known
