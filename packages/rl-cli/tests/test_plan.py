@@ -219,6 +219,12 @@ def test_copies_of_megatron_are_whole_and_its_layouts_its_own(
     assert "context" in axes
 
 
+def test_ranks_load_their_parts_of_the_model(model: Path, capsys: Capture) -> None:
+    words = arguments(model, "cluster.workers_per_node=4", algorithm="sft")
+    (plan,) = planned(capsys, *words)
+    assert plan["host_bytes"] == pytest.approx(4 * plan["parameters"], rel=0.01)
+
+
 def test_a_file_without_stages_is_told_apart_from_a_recipe(
     tmp_path: Path, capsys: Capture
 ) -> None:

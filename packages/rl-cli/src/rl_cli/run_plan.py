@@ -201,11 +201,8 @@ def plan_stage(
         is_colocated=place.generator_ranks == 0,
         computes_logprobs=isinstance(config, RolloutTrainerConfig | DPOConfig),
     )
-    # 4 bytes: weights are float32 on the host while they are loaded.
-    loaded = sum(4 * s.num_parameters for s in shapes.values())
-    if any(other.name == "reference model" for other in others):
-        # The reference model is loaded as well, and has the policy's size.
-        loaded += 4 * shape.num_parameters
+    # Each rank reads its parts, unless its files have to be converted.
+    loaded = own.start + sum(other.memory.start for other in others)
     shards = own.host + sum(other.memory.host for other in others)
     return StagePlan(
         name, config, shape, layout, place, batches, memory, generator, sync,
