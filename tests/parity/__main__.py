@@ -41,7 +41,7 @@ No GPU has run them yet.
 | `bfloat16`, padded and packed (flash attention) | `test_precision_cuda.py` |
 | vLLM's sleep mode | `test_vllm_cuda.py` |
 | CUDA IPC | `test_transfer_cuda.py`, `test_weight_sync_cuda.py` |
-| context parallelism and packed rows in `megatron` | none: refused |
+| context parallelism in `megatron` | none: refused |
 
 `nox -s tests_gpu` runs them; without a GPU they are skipped. `megatron` has its cells
 in `packages/rl-models/tests/test_megatron.py`, which takes the GPUs that there are.

@@ -427,7 +427,14 @@ def test_the_driver_needs_no_megatron(tiny_model):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sequence_packing": {"train_mb_tokens": 64}}, "need Transformer Engine"),
+        (
+            {
+                "sequence_packing": {"train_mb_tokens": 64},
+                "parallelism": {"pipeline": 2},
+                "megatron": {"virtual_stages": 2},
+            },
+            "virtual_stages above 1, whose micro-batches have one shape",
+        ),
         ({"parallelism": {"context": 2}}, "context must be 1"),
         ({"parallelism": {"expert": 2}}, "expert must be 1"),
         ({"megatron": {"virtual_stages": 2}}, "must be 1 without pipeline stages"),
@@ -540,3 +547,34 @@ def test_a_policy_trains_in_workers_that_have_megatron(
     assert (after - truth)[mask].abs().max() < 1e-5
     truth = reference_logprobs(trained, output["output_ids"])
     assert (output["logprobs"] - truth)[:, 3:].abs().max() < 1e-5
+
+
+def test_rows_are_packed_up_to_a_number_of_tokens(
+    ray_cluster, tiny_folder, make_batch, nll_loss
+):
+    data = make_batch(8)
+    data["input_ids"] = data["input_ids"] % 16
+    mask = data["token_mask"] != 0
+    # Without padding they take less, so it is the budget that cuts them.
+    assert data["input_lengths"].sum() > 2 * 40
+    settings = {"optimizer": {"name": "torch.optim.SGD", "kwargs": {"lr": 0.1}}}
+    with RayVirtualCluster([2], use_gpus=False) as cluster:
+        policy = MegatronPolicy(
+            tiny_folder,
+            cluster,
+            sequence_packing={"train_mb_tokens": 40},
+            **settings,
+        )
+        try:
+            before = policy.get_logprobs(data)["logprobs"]
+            result = policy.train(data, nll_loss)
+            after = policy.get_logprobs(data)["logprobs"]
+        finally:
+            assert policy.shutdown()
+    truth = reference_logprobs(tiny_folder, data["input_ids"])
+    assert (before - truth)[mask].abs().max() < 1e-5
+    assert abs(result["loss"].item() + truth[mask].mean().item()) < 1e-5
+    rows = result["all_mb_metrics"]["rows"]
+    assert sum(rows) == 8
+    assert 2 < len(rows) < 8
+    assert after[mask].mean() > before[mask].mean()

@@ -46,7 +46,7 @@ def megatron_memory(
     passing_logits = parts.logits(passing.num_positions, whole=False)
     # The layers' backward pass begins when the logits' gradients are freed, so only the
     # larger of the two counts.
-    head = logits + parts.head_gradient
+    head = max(logits, parts.kept_logits(training.num_positions) + parts.head_gradient)
     work = max(0, parts.backward_work(training.num_tokens) - head)
     # They are reduced when activations are freed.
     reduced = max(0, parts.reduced - saved - head - work)
@@ -214,9 +214,18 @@ class _Parts:
         shape = self._shape
         if shape.head != "lm":
             return 8 * num_positions
-        own = num_positions * (-(-shape.vocab_size // self._layout.tensor))
-        per_entry = 4 if self._compute_bytes == MASTER_BYTES else 6
+        found = self.kept_logits(num_positions)
         if self._policy.logprob_temperature != 1.0:
-            per_entry += 4
-        extra = 8 * num_positions * shape.vocab_size if whole else 0
-        return per_entry * own + extra
+            found += 4 * self._own_logits(num_positions)
+        return found + (8 * num_positions * shape.vocab_size if whole else 0)
+
+    def kept_logits(self, num_positions: int) -> int:
+        """Return the bytes that are left of them for the backward pass."""
+        if self._shape.head != "lm":
+            return 0
+        per_entry = 4 if self._compute_bytes == MASTER_BYTES else 6
+        return per_entry * self._own_logits(num_positions)
+
+    def _own_logits(self, num_positions: int) -> int:
+        """Return the number of logits of this rank's part of the vocabulary."""
+        return num_positions * (-(-self._shape.vocab_size // self._layout.tensor))

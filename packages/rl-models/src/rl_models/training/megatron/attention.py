@@ -7,8 +7,8 @@ It can be replaced while sampling, which has our own cache of keys and values: t
 static one of Megatron-core has one length for all rows of a batch, and its paged one
 needs flash attention, and thus a GPU.
 
-Letters in shapes: S columns, b rows, T packed tokens, H query heads, K key heads, D
-head size.
+Letters in shapes: S columns, b rows, n packed rows, T packed tokens, H query heads, K
+key heads, D head size.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from rl_models.ops.packed_attention import packed_attention
 
 __all__ = ["Attend", "Attention", "attending_by"]
 
@@ -43,21 +45,39 @@ def attending_by(attend: Attend) -> Iterator[None]:
 
 
 class Attention(DotProductAttention):  # type: ignore[misc]
-    """Causal attention of torch, or that of `attending_by`."""
+    """Causal attention of torch, within rows or packed rows; or `attending_by`."""
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *mask: Any, **settings: Any
     ) -> Tensor:
         """Attend; [S, b, H, D] and [S, b, K, D] to [S, b, H * D].
 
-        Under `attending_by` S is T and b is 1. Masks are ignored: rows are padded on
-        the right, where causality hides it from all real tokens.
+        Under `attending_by` and of packed rows S is T and b is 1.
+
+        Args:
+            query: Of this tensor rank's heads.
+            key: Likewise.
+            value: Likewise.
+            mask: [n + 1] borders of packed rows, or None: Megatron-core passes its mask
+                on from layer to layer, and again when it recomputes one. Padding needs
+                no mask, since it is on the right, where causality hides it.
+            settings: Those of Megatron-core's attention, which have no effect.
         """
         attend = _active.get()
         if attend is not None:
             number: int = self.layer_number
             found = attend(number, query[:, 0], key[:, 0], value[:, 0])
             return found.flatten(1)[:, None]
+        borders = mask[0] if mask else None
+        if borders is not None:
+            attended = packed_attention(
+                query.permute(1, 2, 0, 3),
+                key.permute(1, 2, 0, 3),
+                value.permute(1, 2, 0, 3),
+                borders,
+                scaling=self.softmax_scale,
+            )
+            return attended.transpose(0, 1).flatten(2)
         attended = scaled_dot_product_attention(
             query.permute(1, 2, 0, 3),
             key.permute(1, 2, 0, 3),

@@ -113,12 +113,13 @@ class MegatronTrainingBackend(Traits):
             ConfigError: A setting cannot work.
             UnsupportedModelError: The model in this folder cannot be trained.
         """
-        if config.sequence_packing is not None:
+        stages = config.megatron.virtual_stages
+        if config.sequence_packing is not None and stages > 1:
             raise ConfigError(
-                "policy.sequence_packing must be null with the training backend "
-                "'megatron', whose layers would need Transformer Engine for packed "
-                "rows: got a section; use policy.dynamic_batching, or "
-                "policy.backend=dtensor"
+                "policy.sequence_packing must be null with "
+                "policy.megatron.virtual_stages above 1, whose micro-batches have one "
+                f"shape: got a section and {stages} stages; use "
+                "policy.dynamic_batching, or 1 stage"
             )
         _check_sampling(config)
         if config.megatron.distributed_optimizer:
@@ -237,13 +238,13 @@ class MegatronTrainingBackend(Traits):
                 metrics.setdefault(name, []).append(plain_metric(value))
             return loss
 
-        ids = [
-            part.columns["input_ids"].to(self.layout.device)
+        given = [
+            {"input_ids": part.columns["input_ids"].to(self.layout.device)}
             if planned is None
-            else planned.inputs["input_ids"]
+            else planned.inputs
             for part, planned in zip(parts, inputs, strict=True)
         ]
-        run_micro_batches(self.model, ids, finish, backward=not eval_mode)
+        run_micro_batches(self.model, given, finish, backward=not eval_mode)
         # Only the last stage has computed losses.
         self.layout.from_stage(total, self.layout.num_stages - 1)
         return float(self.layout.sum_over_data(total).item())
@@ -377,8 +378,8 @@ class MegatronTrainingBackend(Traits):
             # gradients.
             return found.sum()
 
-        ids = [each.inputs["input_ids"] for each in plans]
-        run_micro_batches(model, ids, write, backward=False)
+        given = [each.inputs for each in plans]
+        run_micro_batches(model, given, write, backward=False)
         return self.layout.from_stage(whole, self.layout.num_stages - 1).cpu()
 
     @property

@@ -6,10 +6,15 @@ T packed tokens.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 import torch
 from megatron.core import tensor_parallel
 from torch import Tensor
 
+from rl_models.ops.packed_attention import ATTENTION_NAME, packed_model_inputs
 from rl_models.training.dtensor.microbatch import ModelBatch
 from rl_models.training.megatron.architecture import HiddenStates
 from rl_models.training.megatron.attention import Attend, attending_by
@@ -34,7 +39,9 @@ def plan(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
         input_ids: [b, S] int64 on the CPU.
         needed: [b, S - 1] bool; entry i stands for the token at i + 1.
     """
-    return ModelBatch.for_logprobs(input_ids, needed, model.layout.device, None)
+    device, attention = model.layout.device, _attention_of(model)
+    batch = ModelBatch.for_logprobs(input_ids, needed, device, attention)
+    return _even(model, batch)
 
 
 def plan_values(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
@@ -45,32 +52,75 @@ def plan_values(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> Mode
         input_ids: As in `plan`.
         needed: [b, S] bool; entry i stands for the state after tokens 0 to i.
     """
-    return ModelBatch.for_values(input_ids, needed, model.layout.device, None)
+    device, attention = model.layout.device, _attention_of(model)
+    batch = ModelBatch.for_values(input_ids, needed, device, attention)
+    return _even(model, batch)
+
+
+def _attention_of(model: MegatronModel) -> str | None:
+    """Return the attention of packed rows; None: micro-batches must have one shape."""
+    return None if model.layout.num_chunks > 1 else ATTENTION_NAME
+
+
+def _even(model: MegatronModel, batch: ModelBatch) -> ModelBatch:
+    """Add a row of padding where tensor ranks need equal parts of packed tokens."""
+    ids = batch.inputs["input_ids"]
+    missing = -ids.shape[1] % _ranks_that_share_tokens(model)
+    if not (batch.is_packed and missing):
+        return batch
+    lengths = batch.inputs["cu_seq_lens_q"].diff().tolist()
+    inputs = packed_model_inputs(torch.tensor([*lengths, missing]), ids.device)
+    padded = torch.nn.functional.pad(ids, (0, missing))
+    return replace(batch, inputs={**inputs, "input_ids": padded})
+
+
+def _ranks_that_share_tokens(model: MegatronModel) -> int:
+    layout = model.layout
+    return layout.tensor_size if layout.parallelism.sequence else 1
 
 
 def hidden_states(
-    model: MegatronModel, input_ids: Tensor, chunk: HiddenStates | None = None
+    model: MegatronModel,
+    inputs: Mapping[str, Any],
+    chunk: HiddenStates | None = None,
 ) -> Tensor:
     """Run this rank's layers.
 
     Args:
         model: The model.
-        input_ids: [b, S] token ids.
+        inputs: Of a `ModelBatch`; or [b, S] `input_ids` alone, for all of whose tokens
+            there are to be results.
         chunk: The part of the layers to run; None: there is only one.
 
     Returns:
         [S, b, hidden], or [S/R, b, hidden] under sequence parallelism; S may be padded.
+        Of packed rows S is T, and b is 1.
     """
-    if model.layout.parallelism.sequence:
-        # Tensor ranks need equal parts of the tokens.
-        missing = -input_ids.shape[1] % model.layout.tensor_size
-        input_ids = torch.nn.functional.pad(input_ids, (0, missing))
-    width = input_ids.shape[1]
-    device = input_ids.device
-    positions = torch.arange(width, device=device).expand_as(input_ids)
     part = model.chunks[0] if chunk is None else chunk
-    hidden: Tensor = part(input_ids, positions, None)  # no mask: see `Attention`
+    input_ids: Tensor = inputs["input_ids"]
+    if "cu_seq_lens_q" in inputs:
+        # The layers are called without the model around them, which has positions of
+        # unpacked rows only.
+        first = part.embedding(input_ids, None) if part.pre_process else None
+        rotary = _rotary(model, inputs["position_ids"][0])
+        borders = inputs["cu_seq_lens_q"]
+        packed: Tensor = part.decoder(first, borders, rotary_pos_emb=rotary)
+        return packed
+    # Tensor ranks need equal parts of the tokens.
+    missing = -input_ids.shape[1] % _ranks_that_share_tokens(model)
+    input_ids = torch.nn.functional.pad(input_ids, (0, missing))
+    columns = torch.arange(input_ids.shape[1], device=input_ids.device)
+    hidden: Tensor = part(input_ids, columns.expand_as(input_ids), None)
     return hidden
+
+
+def _rotary(model: MegatronModel, positions: Tensor) -> Tensor:
+    """Return [T, 1, 1, D] angles of tokens at these positions."""
+    # Not by the module's own function, which caches its result: cached without
+    # gradients, it could not be used in a backward pass later.
+    frequencies: Tensor = model.chunks[0].rotary_pos_emb.inv_freq.to(positions.device)
+    angles = positions[:, None] * frequencies
+    return torch.cat((angles, angles), dim=-1)[:, None, None, :]
 
 
 def logprobs_of(
@@ -129,14 +179,10 @@ def packed_logits(
     """
     layout = model.layout
     count = len(tokens)
-    ranks = layout.tensor_size if layout.parallelism.sequence else 1
+    ranks = _ranks_that_share_tokens(model)
     padding = (0, -count % ranks)
     tokens = torch.nn.functional.pad(tokens, padding)
-    # Not by the module's own function, which caches its result: cached here, without
-    # gradients, it could not be used in a backward pass later.
-    frequencies: Tensor = model.chunks[0].rotary_pos_emb.inv_freq.to(tokens.device)
-    angles = torch.nn.functional.pad(positions, padding)[:, None] * frequencies
-    rotary = torch.cat((angles, angles), dim=-1)[:, None, None, :]
+    rotary = _rotary(model, torch.nn.functional.pad(positions, padding))
     shape = (len(tokens) // ranks, 1, model.config.hidden_size)
     hidden = torch.empty(shape, dtype=model.dtype, device=tokens.device)
     last = layout.num_chunks * layout.num_stages - 1

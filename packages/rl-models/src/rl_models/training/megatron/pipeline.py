@@ -9,7 +9,8 @@ without a loss are added.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from megatron.core.pipeline_parallel import get_forward_backward_func
@@ -21,10 +22,12 @@ from rl_models.training.megatron.model import MegatronModel
 
 __all__ = ["run_micro_batches"]
 
+Inputs = Mapping[str, Any]
+
 
 def run_micro_batches(
     model: MegatronModel,
-    micro_batches: Sequence[Tensor],
+    micro_batches: Sequence[Inputs],
     finish: Callable[[int, Tensor], Tensor],
     *,
     backward: bool,
@@ -33,7 +36,8 @@ def run_micro_batches(
 
     Args:
         model: The model.
-        micro_batches: [b, S] token ids of each; the same on ranks of one copy.
+        micro_batches: Inputs of each, as of `hidden_states`; the same on ranks of one
+            copy.
         finish: Called on the last stage with the number of a micro-batch and its hidden
             states; returns the loss, or any number if there is no backward pass.
         backward: Whether to compute gradients.
@@ -42,21 +46,21 @@ def run_micro_batches(
         if model.layout.num_stages > 1:
             _run_stages(model, micro_batches, finish, backward)
             return
-        for number, input_ids in enumerate(micro_batches):
-            loss = finish(number, hidden_states(model, input_ids))
+        for number, inputs in enumerate(micro_batches):
+            loss = finish(number, hidden_states(model, inputs))
             if backward:
                 torch.autograd.backward(loss)
 
 
 def _run_stages(
     model: MegatronModel,
-    micro_batches: Sequence[Tensor],
+    micro_batches: Sequence[Inputs],
     finish: Callable[[int, Tensor], Tensor],
     backward: bool,
 ) -> None:
     layout = model.layout
     real = total = len(micro_batches)
-    rows = [ids.shape[0] for ids in micro_batches]
+    rows = [inputs["input_ids"].shape[0] for inputs in micro_batches]
     given = list(micro_batches)
     is_interleaved = layout.num_chunks > 1
     if is_interleaved:
@@ -89,19 +93,21 @@ def _run_stages(
             num_microbatches=total,
             # Of interleaved stages; others have different lengths, and send each other
             # the shapes.
-            seq_length=given[0].shape[1],
-            micro_batch_size=given[0].shape[0],
+            seq_length=given[0]["input_ids"].shape[1],
+            micro_batch_size=given[0]["input_ids"].shape[0],
             forward_only=not backward,
         )
 
 
-def _alike(model: MegatronModel, micro_batches: Sequence[Tensor]) -> list[Tensor]:
+def _alike(model: MegatronModel, micro_batches: Sequence[Inputs]) -> list[Inputs]:
     """Pad token ids on the right and below, where nothing real depends on them."""
-    rows = max(ids.shape[0] for ids in micro_batches)
-    width = max(ids.shape[1] for ids in micro_batches)
+    ids = [inputs["input_ids"] for inputs in micro_batches]
+    rows = max(one.shape[0] for one in ids)
+    width = max(one.shape[1] for one in ids)
     if model.layout.parallelism.sequence:
         width += -width % model.layout.tensor_size
+    padding = [(0, width - one.shape[1], 0, rows - one.shape[0]) for one in ids]
     return [
-        torch.nn.functional.pad(ids, (0, width - ids.shape[1], 0, rows - ids.shape[0]))
-        for ids in micro_batches
+        {"input_ids": torch.nn.functional.pad(one, missing)}
+        for one, missing in zip(ids, padding, strict=True)
     ]
