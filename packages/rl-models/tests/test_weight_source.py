@@ -17,6 +17,7 @@ from transformers import (
     LlamaConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from rl_models.config import PolicyConfig
@@ -38,6 +39,8 @@ WAYS = {
     "fsdp": {},
     "tensor": {"parallelism": {"tensor": 2}},
     "context": {"parallelism": {"context": 2}},
+    "pipeline": {"parallelism": {"pipeline": 2}},
+    "expert": {"parallelism": {"expert": 2}},
     "value": {"head": "value"},
     "lora": {"lora": {"r": 2, "alpha": 4.0}},
 }
@@ -55,19 +58,21 @@ def _save(folder, config_class, **settings):
 
 
 @pytest.fixture(scope="module")
-def deep_model(tmp_path_factory):
-    """A model of many layers, so that one of them is a small part; weights tied."""
-    folder = tmp_path_factory.mktemp("deep") / "model"
-    return _save(
-        folder, Qwen2Config, num_hidden_layers=NUM_LAYERS, tie_word_embeddings=True
-    )
+def deep_models(tmp_path_factory):
+    """By `WAYS` models of many layers, so that one of them is a small part; tied."""
+    folder = tmp_path_factory.mktemp("deep")
+    sizes = {"num_hidden_layers": NUM_LAYERS, "tie_word_embeddings": True}
+    dense = _save(folder / "dense", Qwen2Config, **sizes)
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+    mixture = _save(folder / "mixture", Qwen3MoeConfig, **sizes, **experts)
+    return {way: str(mixture if way == "expert" else dense) for way in WAYS}
 
 
 @pytest.fixture(scope="module")
-def ranks(ray_cluster, deep_model):
+def ranks(ray_cluster, deep_models):
     """What two ranks found in each of `WAYS`: the results of both by the way."""
 
-    def load(rank, port, folder, ways, mode_class):
+    def load(rank, port, folders, ways, mode_class):
         from rl_models.training.dtensor import (  # noqa: PLC0415
             DTensorTrainingBackend,
         )
@@ -81,6 +86,7 @@ def ranks(ray_cluster, deep_model):
         )
         found = {}
         for way, settings in ways.items():
+            folder = folders[way]
             config = PolicyConfig(
                 model_name=folder, max_total_sequence_length=64, **settings
             )
@@ -107,7 +113,7 @@ def ranks(ray_cluster, deep_model):
         port = listener.getsockname()[1]
     task = ray.remote(num_cpus=1)(load)
     mode = _mode_class()
-    calls = [task.remote(r, port, str(deep_model), WAYS, mode) for r in range(2)]
+    calls = [task.remote(r, port, deep_models, WAYS, mode) for r in range(2)]
     return ray.get(calls, timeout=240)
 
 
@@ -141,8 +147,8 @@ def _mode_class():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_no_rank_ever_holds_the_whole_model(ranks, deep_model, way):
-    whole = load_causal_lm(deep_model)
+def test_no_rank_ever_holds_the_whole_model(ranks, deep_models, way):
+    whole = load_causal_lm(deep_models[way])
     total = sum(p.nbytes for p in whole.parameters())
     for found in ranks:
         # Half of it, and what is passing: a probed layer, a tensor that is read.
@@ -151,11 +157,11 @@ def test_no_rank_ever_holds_the_whole_model(ranks, deep_model, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_parts_are_bitwise_those_of_the_whole_model(ranks, deep_model, way):
+def test_parts_are_bitwise_those_of_the_whole_model(ranks, deep_models, way):
     if way == "value":
-        whole = load_scalar_model(deep_model, "value")
+        whole = load_scalar_model(deep_models[way], "value")
     else:
-        whole = load_causal_lm(deep_model)
+        whole = load_causal_lm(deep_models[way])
     expected, buffers = dict(whole.named_parameters()), dict(whole.named_buffers())
     for found in ranks:
         found = found[way]
@@ -169,7 +175,12 @@ def test_parts_are_bitwise_those_of_the_whole_model(ranks, deep_model, way):
         if way == "lora":
             assert all(".lora_" in name for name in found["trained"])
         else:
-            assert found["trained"] == found["names"] == list(expected)
+            own = [name for name in expected if name in found["names"]]
+            assert found["trained"] == found["names"] == own
+    names = {name for found in ranks for name in found[way]["names"]}
+    assert way == "lora" or names == expected.keys()
+    if way != "pipeline":
+        assert all(found[way]["names"] == ranks[0][way]["names"] for found in ranks)
 
 
 FAMILIES = (Qwen2Config, Qwen3Config, LlamaConfig, Gemma2Config, Gemma3TextConfig)
