@@ -38,6 +38,8 @@ SIZES: dict[str, Any] = {
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96}
 SAMPLING = {"max_new_tokens": 8, "temperature": 0.7}
+AT_ONCE = {"name": "torch.optim.AdamW", "kwargs": {"lr": 1e-3, "foreach": True}}
+SHORT = {"max_total_sequence_length": 16}
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {}, {}),
     "small vocabulary": ("llama", {"vocab_size": 300}, {}),
@@ -49,6 +51,11 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "recomputed": ("llama", {}, {"megatron": {"activation_checkpointing": True}}),
     "shared state": ("llama", {}, {"megatron": {"distributed_optimizer": True}}),
     "temperature": ("llama", {}, {"generation": SAMPLING}),
+    "all parameters at once": (
+        "llama",
+        {},
+        {"optimizer": AT_ONCE, "train_micro_batch_size": 1, **SHORT},
+    ),
     # Scores of each token for each other would take twice of what is planned.
     "long rows": ("llama", {"vocab_size": 300}, {"max_total_sequence_length": 512}),
 }
@@ -99,7 +106,8 @@ def planned(
 ) -> ModelMemory:
     policy = PolicyConfig.from_dict(policy_of(folder, case))
     # The last token of a row is only a target.
-    tokens = ROWS * ((policy.max_total_sequence_length or 0) - 1)
+    rows = policy.train_micro_batch_size
+    tokens = rows * ((policy.max_total_sequence_length or 0) - 1)
     part = MicroBatch(tokens, tokens)
     return model_memory(
         shape_of(folder, case),

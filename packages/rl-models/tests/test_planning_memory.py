@@ -18,7 +18,12 @@ from rl_models.planning.adapter_shape import AdapterShape
 from rl_models.planning.layouts import Layout
 from rl_models.planning.memory import model_memory
 from rl_models.planning.model_shape import ModelShape, shape_of_config
-from rl_models.planning.rank_memory import MicroBatch, ModelMemory, optimizer_copies
+from rl_models.planning.rank_memory import (
+    MicroBatch,
+    ModelMemory,
+    optimizer_copies,
+    optimizer_work,
+)
 from rl_models.training.dtensor import DTensorTrainingBackend
 
 _TOLERANCE = 0.05
@@ -35,6 +40,7 @@ _SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 _MOE = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_AT_ONCE = {"name": "torch.optim.AdamW", "kwargs": {"lr": 1e-3, "foreach": True}}
 _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "llama": ("llama", {}, {}),
     "small vocabulary": ("llama", {"vocab_size": 300}, {}),
@@ -51,6 +57,7 @@ _CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"lora": {"r": 8, "modules_to_save": ["embed_tokens", "lm_head"]}},
     ),
     "adapters in bfloat16": ("qwen3", {}, {"lora": {"r": 8}, "precision": "bfloat16"}),
+    "updated at once": ("llama", {}, {"optimizer": _AT_ONCE}),
     "temperature": (
         "llama",
         {},
@@ -181,6 +188,48 @@ def test_the_state_of_optimizers(
     assert sum(s.numel() for s in states if torch.is_tensor(s) and s.ndim) == (
         copies * 1000
     )
+
+
+def test_parameters_that_are_updated_at_once_take_more(
+    tmp_path: Path, nll_loss: Any
+) -> None:
+    """With rows so few that it is the step of the optimizer that takes the most."""
+    backend, shape = backend_of(tmp_path, "updated at once")
+    data = batch_of(1, shape.vocab_size).slice(0, 1)
+    weights = list(backend.model.parameters.values())
+    for name in ("input_ids", "token_mask"):
+        data[name] = data[name][:, :8]
+    data["input_lengths"] = torch.tensor([8])
+    sizes = {"global_batch_size": 1, "micro_batch_size": 1}
+    backend.train_step(data, nll_loss, **sizes)
+    with LiveBytes(weights) as live:
+        backend.train_step(data, nll_loss, **sizes)
+    part = MicroBatch(7, 7)
+    memory = model_memory(
+        shape, backend.config, Layout(), training=part, passing=part,
+        num_micro_batches=1, on_gpu=False,
+    )  # fmt: skip
+    assert working(memory) == pytest.approx(live.peak, rel=_TOLERANCE)
+    assert working(memory) == pytest.approx(2 * memory.weights, rel=_TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "on_gpu", "at_once"),
+    [
+        ({}, True, True),
+        ({}, False, False),
+        ({"fused": True}, True, False),
+        ({"foreach": False}, True, False),
+        ({"foreach": True}, False, True),
+    ],
+)
+def test_when_an_optimizer_updates_all_parameters_at_once(
+    kwargs: dict[str, Any], on_gpu: bool, at_once: bool
+) -> None:
+    config = OptimizerConfig(name="torch.optim.AdamW", kwargs={"lr": 1e-3, **kwargs})
+    assert optimizer_work(config, 10, on_gpu=on_gpu) == (40 if at_once else 0)
+    plain = OptimizerConfig(name="torch.optim.SGD", kwargs={"lr": 1e-3, **kwargs})
+    assert optimizer_work(plain, 10, on_gpu=on_gpu) == 0
 
 
 def test_data_parallel_ranks_share_weights_state_and_reduced_gradients() -> None:

@@ -24,6 +24,7 @@ from rl_models.planning.rank_memory import (
     MicroBatch,
     ModelMemory,
     optimizer_copies,
+    optimizer_work,
 )
 
 __all__ = ["dtensor_memory"]
@@ -56,11 +57,16 @@ def dtensor_memory(
     # The layers' backward pass begins when the logits' gradients are freed, so only the
     # larger of the two counts.
     extra = max(0, parts.backward_work(training.num_tokens) - logits)
+    gradients = parts.gradients(num_micro_batches, keeps_shard=not offloads)
+    # When the optimizer steps, only the shards of the gradients are left.
+    on_device = on_gpu and not offloads
+    step = optimizer_work(policy.optimizer, parts.trained_shard, on_gpu=on_device)
+    freed = parts.gathered + saved + extra + logits + gradients - trained
     return ModelMemory(
         weights=0 if offloads else held,
         optimizer=0 if offloads else copies * trained,
         gathered=parts.gathered,
-        gradients=parts.gradients(num_micro_batches, keeps_shard=not offloads),
+        gradients=gradients + (0 if offloads else max(0, step - freed)),
         activations=saved + extra,
         logits=logits,
         passing_activations=2 * parts.layer_work(passing.num_tokens),

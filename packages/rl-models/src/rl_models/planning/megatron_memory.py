@@ -22,6 +22,7 @@ from rl_models.planning.rank_memory import (
     MicroBatch,
     ModelMemory,
     optimizer_copies,
+    optimizer_work,
 )
 
 __all__ = ["megatron_memory"]
@@ -48,8 +49,9 @@ def megatron_memory(
     # larger of the two counts.
     head = max(logits, parts.kept_logits(training.num_positions) + parts.head_gradient)
     work = max(0, parts.backward_work(training.num_tokens) - head)
-    # They are reduced when activations are freed.
-    reduced = max(0, parts.reduced - saved - head - work)
+    # They are reduced when activations are freed, and then the optimizer steps.
+    later = max(parts.reduced, parts.step(on_gpu=on_gpu))
+    reduced = max(0, later - saved - head - work)
     return ModelMemory(
         weights=parts.weights(is_trained=is_trained),
         optimizer=parts.optimizer if is_trained else 0,
@@ -110,6 +112,14 @@ class _Parts:
             # All in a row, and this rank's sums twice.
             return self.gradients + 2 * MASTER_BYTES * self._num_updated
         return self.gradients if self._layout.data > 1 else 0
+
+    def step(self, *, on_gpu: bool) -> int:
+        """Return the temporary bytes of the optimizer's step."""
+        optimizer, count = self._policy.optimizer, self._num_updated
+        work = optimizer_work(optimizer, count, on_gpu=on_gpu)
+        # Of shared masters only this rank's gradients are left by then.
+        left = MASTER_BYTES * count - self.gradients if self._is_shared else 0
+        return work + left
 
     @property
     def head_gradient(self) -> int:

@@ -6,7 +6,13 @@ from dataclasses import dataclass
 
 from rl_models.config import OptimizerConfig
 
-__all__ = ["MASTER_BYTES", "MicroBatch", "ModelMemory", "optimizer_copies"]
+__all__ = [
+    "MASTER_BYTES",
+    "MicroBatch",
+    "ModelMemory",
+    "optimizer_copies",
+    "optimizer_work",
+]
 
 MASTER_BYTES = 4
 """Bytes of a number of the weights that an optimizer updates."""
@@ -23,6 +29,8 @@ _COPIES = {
     "Muon": 1,
 }
 _COPIES_UNKNOWN = 2
+_IN_PLACE = ("SGD", "Muon")
+"""Optimizers that make no numbers of all parameters at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +99,23 @@ def optimizer_copies(optimizer: OptimizerConfig) -> tuple[int, bool]:
     if name in ("SGD", "RMSprop"):
         extra += bool(kwargs.get("momentum"))
     return copies + extra, known
+
+
+def optimizer_work(
+    optimizer: OptimizerConfig, num_updated: int, *, on_gpu: bool
+) -> int:
+    """Return the temporary bytes of an optimizer's step.
+
+    torch updates all parameters at once by default on a GPU (`foreach`), which takes a
+    float32 number for each of them; with `fused`, or one by one, it takes none.
+
+    Args:
+        optimizer: Section `policy.optimizer`.
+        num_updated: Number of parameters that this rank updates.
+        on_gpu: Whether ranks have GPUs.
+    """
+    kwargs, name = optimizer.kwargs, optimizer.name.rpartition(".")[2]
+    default = on_gpu and not kwargs.get("fused")
+    given = kwargs.get("foreach")
+    at_once = default if given is None else bool(given)
+    return MASTER_BYTES * num_updated if at_once and name not in _IN_PLACE else 0
