@@ -98,7 +98,7 @@ def config_of(cell: dict[str, Any], folder: Path) -> PolicyConfig:
 def share(backend: MegatronTrainingBackend, data: Any) -> Any:
     size = backend.layout.data_size
     rows = data.size // size
-    number = backend.ranks.rank // backend.layout.model_size
+    number = backend.layout.data_rank
     return data.slice(number * rows, (number + 1) * rows)
 
 

@@ -113,10 +113,27 @@ HEADS = {
 FOURS = {
     "qwen3-tp2-sp-pp2": {"model": "qwen3", "parallelism": {**SEQUENCE, "pipeline": 2}},
     "qwen2-dp2-tp2": {"model": "qwen2", "parallelism": TENSOR, "shared": True},
+    "qwen3_moe-ep2-pp2": {
+        "model": "qwen3_moe",
+        "parallelism": {"expert": 2, "pipeline": 2},
+        "recompute": True,
+    },
+    "qwen3_moe-ep2-pp2-shared": {
+        "model": "qwen3_moe",
+        "parallelism": {"expert": 2, "pipeline": 2},
+        "shared": True,
+        "resume": "ep2-pp2",
+    },
     "qwen3_moe-ep2-tp2-sp": {
         "model": "qwen3_moe",
         "parallelism": {**SEQUENCE, "expert": 2},
         "shared": True,
+    },
+}
+EIGHTS = {
+    "qwen3_moe-ep2-tp2-sp-pp2": {
+        "model": "qwen3_moe",
+        "parallelism": {**SEQUENCE, "expert": 2, "pipeline": 2},
     },
 }
 
@@ -301,11 +318,13 @@ def measured(tmp_path_factory, make_batch):
     alone, pairs = ALONE | HEADS_ALONE, PAIRS | HEADS | HALVES
     for group in (alone, pairs):
         group |= {name: {**cell, "name": name} for name, cell in group.items()}
-    groups = {1: alone, 2: pairs, 4: FOURS}
+    groups = {1: alone, 2: pairs, 4: FOURS, 8: EIGHTS}
     return folder, Measured(functools.partial(_run, python, folder), groups)
 
 
-@pytest.mark.parametrize("cell", cells([*ALONE, *PAIRS, *FOURS], [*ALONE, *PAIRS]))
+@pytest.mark.parametrize(
+    "cell", cells([*ALONE, *PAIRS, *FOURS, *EIGHTS], [*ALONE, *PAIRS])
+)
 def test_each_layout_computes_what_one_process_computes(measured, cell):
     for found in measured[1][cell]:
         assert found["same_weights"], "export after import must be bitwise"
@@ -377,7 +396,10 @@ def test_scalar_heads_are_trained_as_in_one_process(measured, cell):
         assert found["resumed"], "from its folder, and from its training state"
 
 
-@pytest.mark.parametrize("cell", [name for name, c in PAIRS.items() if "resume" in c])
+RESUMED = [name for name, c in (PAIRS | FOURS).items() if "resume" in c]
+
+
+@pytest.mark.parametrize("cell", cells(RESUMED, [n for n in RESUMED if n in PAIRS]))
 def test_a_resumed_run_goes_on_as_the_one_that_was_not_stopped(measured, cell):
     for found in measured[1][cell]:
         assert all(found["resume"].values()), found["resume"]
@@ -577,4 +599,33 @@ def test_rows_are_packed_up_to_a_number_of_tokens(
     rows = result["all_mb_metrics"]["rows"]
     assert sum(rows) == 8
     assert 2 < len(rows) < 8
+    assert after[mask].mean() > before[mask].mean()
+
+
+@pytest.mark.matrix
+def test_rows_reach_the_ranks_of_stages_that_share_experts(
+    ray_cluster, measured, make_batch, nll_loss
+):
+    """Their ranks are numbered in another order than those of other layouts."""
+    folder, _ = measured
+    model, data = str(folder / "qwen3_moe"), _batch(make_batch)
+    mask = data["token_mask"] != 0
+    with RayVirtualCluster([4], use_gpus=False) as cluster:
+        policy = MegatronPolicy(
+            model,
+            cluster,
+            tokenizer={"name": str(folder / "tokenizer")},
+            parallelism={"expert": 2, "pipeline": 2},
+            optimizer={"name": "torch.optim.SGD", "kwargs": {"lr": 0.1}},
+        )
+        try:
+            before = policy.get_logprobs(data)["logprobs"]
+            result = policy.train(data, nll_loss, micro_batch_size=2)
+            after = policy.get_logprobs(data)["logprobs"]
+        finally:
+            assert policy.shutdown()
+    truth = torch.load(folder / "qwen3_moe" / "expected.pt")["logprobs"]
+    assert (before - truth)[mask].abs().max() < 1e-5
+    assert abs(result["loss"].item() + truth[mask].mean().item()) < 1e-5
+    assert sum(result["all_mb_metrics"]["rows"]) == 8
     assert after[mask].mean() > before[mask].mean()

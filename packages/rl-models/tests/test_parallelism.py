@@ -13,18 +13,22 @@ from rl_models.parallelism import ParallelismConfig, check_axes, check_model_div
 from rl_models.policy.preflight import check_policy
 
 
-@given(*(st.integers(1, 4) for _ in range(4)))
-def test_the_grid_has_every_worker_once(data, tensor, context, pipeline):
+@given(*(st.integers(1, 4) for _ in range(4)), st.booleans())
+def test_the_grid_has_every_worker_once(data, tensor, context, pipeline, by_stage):
     layout = ParallelismConfig(tensor=tensor, context=context, pipeline=pipeline)
     num_workers = data * tensor * context * pipeline
     assert layout.data_size(num_workers) == data
-    grid = layout.sharding(num_workers)
-    assert grid.size == num_workers
+    grid = layout.sharding(num_workers, stages_outermost=by_stage)
+    assert sorted(grid.layout.ravel()) == list(range(num_workers))
     assert grid.names[0] == "data_parallel"
     assert grid.get_axis_size("data_parallel") == data
     sizes = {"pipeline": pipeline, "context": context, "tensor": tensor}
     large = {f"{name}_parallel": n for name, n in sizes.items() if n > 1}
     assert {name: grid.shape[name] for name in grid.names[1:]} == large
+    if pipeline > 1:
+        apart = num_workers // pipeline if by_stage else context * tensor
+        places = [grid.get_worker_coords(n)["pipeline_parallel"] for n in (0, apart)]
+        assert places == [0, 1]
     if tensor > 1:
         # Ranks that share a layer talk the most: they are neighbours.
         coords = [grid.get_worker_coords(rank) for rank in range(tensor)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from rl_distributed.config import Config
@@ -101,8 +102,15 @@ class ParallelismConfig(Config):
             )
         return size
 
-    def sharding(self, num_workers: int) -> NamedSharding:
+    def sharding(
+        self, num_workers: int, *, stages_outermost: bool = False
+    ) -> NamedSharding:
         """Return the grid of the workers, `data_parallel` outermost.
+
+        Args:
+            num_workers: Workers of the policy.
+            stages_outermost: Number the workers stage by stage: those of a stage with
+                other rows are neighbours then, in place of the stages of one copy.
 
         Raises:
             ConfigError: The layout does not fit that number of workers.
@@ -113,9 +121,12 @@ class ParallelismConfig(Config):
             if size > 1:
                 names.append(f"{name}_parallel")
                 sizes.append(size)
-        ranks: list[Any] = list(range(num_workers))
-        for size in reversed(sizes[1:]):
-            ranks = [ranks[at : at + size] for at in range(0, len(ranks), size)]
+        if stages_outermost and self.pipeline > 1:
+            # `data` and `pipeline` are the two outermost axes.
+            shape = [sizes[1], sizes[0], *sizes[2:]]
+            ranks = np.arange(num_workers).reshape(shape).swapaxes(0, 1)
+        else:
+            ranks = np.arange(num_workers).reshape(sizes)
         return NamedSharding(ranks, names)
 
     def _model_sizes(self) -> list[tuple[str, int]]:

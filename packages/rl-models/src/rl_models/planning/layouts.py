@@ -105,7 +105,7 @@ class Layout:
             "pipeline": self.context * self.expert,
         }
         if self.backend == "megatron":
-            beside = {"context": 2, "expert": self.pipeline}
+            beside = {"context": 2}
         return tuple(
             n
             for n in names

@@ -88,7 +88,10 @@ class TrainingRanks:
         self.num_setups += 1
         self.data_parallel_size = config.parallelism.data_size(self.num_ranks)
         """Number of shares that the rows of a batch are cut into."""
-        self._sharding = config.parallelism.sharding(self.num_ranks)
+        traits = get_training_traits(config.backend)
+        self._sharding = config.parallelism.sharding(
+            self.num_ranks, stages_outermost=traits.stages_outermost(config)
+        )
 
     def reload(self, config: PolicyConfig, **settings: Any) -> None:
         """Have the workers load another model, in new processes if needed.

@@ -33,6 +33,14 @@ class TrainingTraits:
     """Whether it trains `policy.lora`."""
 
     @staticmethod
+    def stages_outermost(config: PolicyConfig) -> bool:
+        """Return whether ranks are numbered stage by stage, not copy by copy.
+
+        See `ParallelismConfig.sharding`.
+        """
+        return False
+
+    @staticmethod
     def check_config(config: PolicyConfig) -> None:
         """Refuse settings that cannot work.
 

@@ -301,7 +301,7 @@ class MegatronTrainingBackend(Traits):
                 self._scheduler.step()
         # The ranks of the first copy of the model: metrics of copies are put together,
         # and a skipped step is one step.
-        if self.ranks.rank < self.layout.model_size:
+        if self.layout.data_rank == 0:
             metrics.setdefault("skipped_steps", []).append(float(not is_finite))
         return norm
 

@@ -71,11 +71,10 @@ def check_layout(config: PolicyConfig, model: Any) -> None:
         )
     if not getattr(model, "num_experts", 0):
         return
-    if layout.expert > 1 and layout.pipeline > 1:
+    if layout.expert > 1 and parts > 1:
         raise ConfigError(
-            "policy.parallelism.expert must be 1 with policy.parallelism.pipeline > 1 "
-            f"in the training backend 'megatron': got {layout.expert}; tensor ranks "
-            "share the experts too (policy.parallelism.tensor)"
+            "policy.megatron.virtual_stages must be 1 with policy.parallelism.expert "
+            f"{layout.expert}: got {parts}; set one of them to 1"
         )
     if layout.tensor > 1 and not layout.sequence:
         raise ConfigError(

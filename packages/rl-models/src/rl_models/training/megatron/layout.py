@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import HashStore
 
 from rl_models.config import ParallelismConfig, PolicyConfig
 from rl_models.training.megatron.shims import CpuDevices, install_cpu_shims
+from rl_models.training.megatron.traits import Traits
 from rl_models.training.process_group import Ranks, join_process_group
 
 __all__ = ["RankLayout", "join_layout", "leave_layout"]
@@ -39,6 +40,11 @@ class RankLayout:
     expert_size: int = 1
     """Number of ranks that share the experts of a layer."""
     expert_rank: int = 0
+
+    @property
+    def data_rank(self) -> int:
+        """Number of this rank's copy of the model, and of its share of the rows."""
+        return int(parallel_state.get_data_parallel_rank())
 
     @property
     def tensor_size(self) -> int:
@@ -200,8 +206,9 @@ def join_layout(
         )
     if parallel_state.model_parallel_is_initialized():
         parallel_state.destroy_model_parallel()
-    # `order` is that of the driver's grid, where tensor ranks are neighbours and the
-    # shares of the rows are outermost.
+    # The order of the driver's grid, where tensor ranks are neighbours and either the
+    # shares of the rows or the stages are outermost.
+    by_stage = Traits.stages_outermost(config)
     parallel_state.initialize_model_parallel(
         tensor_model_parallel_size=parallelism.tensor,
         pipeline_model_parallel_size=parallelism.pipeline,
@@ -209,7 +216,7 @@ def join_layout(
         create_gloo_process_groups=False,
         # Megatron-core takes whole minutes.
         distributed_timeout_minutes=max(1, round(config.megatron.deadline_s / 60)),
-        order="tp-cp-ep-pp-dp",
+        order="tp-cp-ep-dp-pp" if by_stage else "tp-cp-ep-pp-dp",
         **experts,
     )
     if ranks.device.type == "cpu":

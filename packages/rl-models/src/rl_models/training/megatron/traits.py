@@ -17,6 +17,15 @@ class Traits(TrainingTraits):
     worker_class = "rl_models.training.megatron.worker.MegatronTrainingWorker"
 
     @staticmethod
+    def stages_outermost(config: PolicyConfig) -> bool:
+        """Return True if ranks with other rows share experts within a stage.
+
+        Megatron-core cuts the ranks for experts and for the rest in other ways, and
+        expects the stages to be the same ranks in both.
+        """
+        return config.parallelism.expert > 1 and config.parallelism.pipeline > 1
+
+    @staticmethod
     def check_config(config: PolicyConfig) -> None:
         """Check optimizer, schedule, model, and settings that are not supported.
 
