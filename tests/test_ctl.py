@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,18 @@ def test_a_run_is_paused_changed_saved_and_stopped(
             text=True,
         )
         try:
-            _wait_for(run / "stages" / "warmup" / "metrics.jsonl", process)
-            code, paused, err = ctl("pause")
-            assert code == 0, err
+            metrics = run / "stages" / "warmup" / "metrics.jsonl"
+            _wait_until(metrics.exists, process, "a first step")
+            paused: dict[str, Any] = {}
+
+            def is_paused() -> bool:
+                code, found, err = ctl("pause")
+                # Its metrics may come before it takes requests.
+                assert code == 0 or "it is starting" in err, err
+                paused.update(found)
+                return code == 0
+
+            _wait_until(is_paused, process, "an answer of the run")
             code, _, err = ctl("pause")
             assert (code, "the run is paused already, by " in err) == (2, True), err
             code, update, _ = ctl("set", "lr=5e-4", "max_num_steps=900000")
@@ -83,9 +93,11 @@ def test_a_run_is_paused_changed_saved_and_stopped(
     assert (code, "no process carries out the run" in err) == (2, True), err
 
 
-def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def _wait_until(
+    is_there: Callable[[], bool], process: subprocess.Popen[str], what: str
+) -> None:
     until, pause = time.monotonic() + DEADLINE_S, threading.Event()
-    while not path.exists():
+    while not is_there():
         assert process.poll() is None, "the run ended before"
-        assert time.monotonic() < until, f"{path} did not come"
+        assert time.monotonic() < until, f"{what} did not come"
         pause.wait(0.05)
