@@ -19,7 +19,7 @@ from rl_models.environments import MEGATRON
 from rl_models.planning.layouts import Layout
 from rl_models.planning.memory import model_memory
 from rl_models.planning.model_shape import ModelShape, shape_of_config
-from rl_models.planning.rank_memory import MicroBatch, ModelMemory
+from rl_models.planning.rank_memory import MicroBatch, ModelMemory, RankWork
 from rl_models.testing import build_tiny_model
 
 SCRIPT = Path(__file__).parent / "rl_models_megatron_memory.py"
@@ -113,10 +113,7 @@ def planned(
         shape_of(folder, case),
         policy,
         layout or Layout(backend="megatron"),
-        training=part,
-        passing=part,
-        num_micro_batches=num_micro_batches,
-        on_gpu=False,
+        RankWork(part, part, num_micro_batches, on_gpu=False),
     )
 
 

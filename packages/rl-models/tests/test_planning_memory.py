@@ -21,6 +21,7 @@ from rl_models.planning.model_shape import ModelShape, shape_of_config
 from rl_models.planning.rank_memory import (
     MicroBatch,
     ModelMemory,
+    RankWork,
     optimizer_copies,
     optimizer_work,
 )
@@ -119,10 +120,7 @@ def planned(
         shape,
         backend.config,
         Layout(),
-        training=part,
-        passing=part,
-        num_micro_batches=num_micro_batches,
-        on_gpu=False,
+        RankWork(part, part, num_micro_batches, on_gpu=False),
     )
 
 
@@ -206,8 +204,7 @@ def test_parameters_that_are_updated_at_once_take_more(
         backend.train_step(data, nll_loss, **sizes)
     part = MicroBatch(7, 7)
     memory = model_memory(
-        shape, backend.config, Layout(), training=part, passing=part,
-        num_micro_batches=1, on_gpu=False,
+        shape, backend.config, Layout(), RankWork(part, part, 1, on_gpu=False),
     )  # fmt: skip
     assert working(memory) == pytest.approx(live.peak, rel=_TOLERANCE)
     assert working(memory) == pytest.approx(2 * memory.weights, rel=_TOLERANCE)
@@ -244,8 +241,7 @@ def test_data_parallel_ranks_share_weights_state_and_reduced_gradients() -> None
     ) -> ModelMemory:
         part = MicroBatch(64, 64)
         return model_memory(
-            shape, policy, layout, training=part, passing=part,
-            num_micro_batches=num_micro_batches, on_gpu=True,
+            shape, policy, layout, RankWork(part, part, num_micro_batches, on_gpu=True),
         )  # fmt: skip
 
     alone, four = on(Layout()), on(Layout(data=4))
@@ -291,8 +287,7 @@ def test_logits_in_chunks_are_counted_as_such() -> None:
         )
         part = MicroBatch(num_positions, num_positions)
         return model_memory(
-            shape, policy, Layout(), training=part, passing=part,
-            num_micro_batches=1, on_gpu=on_gpu, **settings,
+            shape, policy, Layout(), RankWork(part, part, 1, on_gpu, **settings)
         ).logits  # fmt: skip
 
     whole = logits(8192, 0)

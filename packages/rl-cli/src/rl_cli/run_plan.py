@@ -32,7 +32,7 @@ from rl_models.planning.layouts import Layout
 from rl_models.planning.memory import model_memory
 from rl_models.planning.model_shape import ModelShape
 from rl_models.planning.phases import MemoryPlan, OtherModel, plan_phases
-from rl_models.planning.rank_memory import MicroBatch, ModelMemory
+from rl_models.planning.rank_memory import MicroBatch, ModelMemory, RankWork
 from rl_models.training.worker_sampler import shares_weights
 
 __all__ = ["Batches", "Place", "StagePlan", "plan_stage"]
@@ -170,10 +170,7 @@ def plan_stage(
         shape: ModelShape, policy: PolicyConfig, *, is_trained: bool
     ) -> ModelMemory:
         own = _batches(config, policy, layout)
-        return model_memory(
-            shape,
-            policy,
-            layout,
+        work = RankWork(
             training=own.training,
             passing=own.passing,
             num_micro_batches=own.num_micro_batches,
@@ -181,6 +178,7 @@ def plan_stage(
             is_trained=is_trained,
             keeps_logits="teacher" in shapes,
         )
+        return model_memory(shape, policy, layout, work)
 
     own = memory_of(shape, policy, is_trained=True)
     others = _others(config, shapes, memory_of)

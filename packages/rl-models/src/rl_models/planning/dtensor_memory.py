@@ -21,8 +21,9 @@ from rl_models.planning.layouts import Layout
 from rl_models.planning.model_shape import ModelShape
 from rl_models.planning.rank_memory import (
     MASTER_BYTES,
-    MicroBatch,
     ModelMemory,
+    RankWork,
+    layer_work,
     optimizer_copies,
     optimizer_work,
 )
@@ -34,34 +35,24 @@ _SMALL_BYTES = 32 * 1024**2
 
 
 def dtensor_memory(
-    shape: ModelShape,
-    policy: PolicyConfig,
-    layout: Layout,
-    *,
-    training: MicroBatch,
-    passing: MicroBatch,
-    num_micro_batches: int,
-    on_gpu: bool,
-    is_trained: bool,
-    keeps_logits: bool,
+    shape: ModelShape, policy: PolicyConfig, layout: Layout, work: RankWork
 ) -> ModelMemory:
     """Return the memory of one rank, at most; see `model_memory`."""
-    parts = _Parts(shape, policy, layout, on_gpu)
-    if keeps_logits:
+    parts = _Parts(shape, policy, layout, work.on_gpu)
+    if work.keeps_logits:
         parts.logit_chunk_size = 0
     held, trained = MASTER_BYTES * parts.shard, MASTER_BYTES * parts.trained_shard
-    copies = optimizer_copies(policy.optimizer)[0] if is_trained else 0
-    offloads = policy.dtensor.cpu_offload and on_gpu and layout.is_sharded
-    saved = parts.saved(training.num_tokens)
-    logits = parts.logits(training.num_positions, training=True)
+    copies = optimizer_copies(policy.optimizer)[0] if work.is_trained else 0
+    offloads = policy.dtensor.cpu_offload and work.on_gpu and layout.is_sharded
+    saved = parts.saved(work.training.num_tokens)
+    logits = parts.logits(work.training.num_positions, training=True)
     # The layers' backward pass begins when the logits' gradients are freed, so only the
     # larger of the two counts.
-    extra = max(0, parts.backward_work(training.num_tokens) - logits)
-    gradients = parts.gradients(num_micro_batches, keeps_shard=not offloads)
+    extra = max(0, parts.backward_work(work.training.num_tokens) - logits)
+    gradients = parts.gradients(work.num_micro_batches, keeps_shard=not offloads)
     # When the optimizer steps, only the shards of the gradients are left.
-    on_device = on_gpu and not offloads
-    step = optimizer_work(policy.optimizer, parts.trained_shard, on_gpu=on_device)
     freed = parts.gathered + saved + extra + logits + gradients - trained
+    step = optimizer_work(policy.optimizer, parts.trained_shard, on_gpu=work.on_gpu)
     return ModelMemory(
         weights=0 if offloads else held,
         optimizer=0 if offloads else copies * trained,
@@ -69,8 +60,8 @@ def dtensor_memory(
         gradients=gradients + (0 if offloads else max(0, step - freed)),
         activations=saved + extra,
         logits=logits,
-        passing_activations=2 * parts.layer_work(passing.num_tokens),
-        passing_logits=parts.logits(passing.num_positions, training=False),
+        passing_activations=2 * parts.layer_work(work.passing.num_tokens),
+        passing_logits=parts.logits(work.passing.num_positions, training=False),
         sync=shape.largest_tensor * MASTER_BYTES * 2,
         start=held,
         host=held + (copies + 1) * trained if offloads else 0,
@@ -233,13 +224,7 @@ class _Parts:
 
     def layer_work(self, num_tokens: int) -> int:
         """Return the temporary bytes of one layer's computation."""
-        shape, layout = self._shape, self._layout
-        columns = shape.intermediate_size
-        if shape.num_expert_layers:
-            columns = max(columns, shape.experts_per_token * shape.expert_size)
-        tokens = -(-num_tokens // layout.context)
-        numbers = columns / layout.tensor + 2 * shape.hidden_size
-        return round(tokens * numbers * self._compute_bytes)
+        return layer_work(self._shape, self._layout, num_tokens, self._compute_bytes)
 
     def logits(self, num_positions: int, *, training: bool) -> int:
         """Return the bytes of the logits that exist at once.

@@ -19,8 +19,9 @@ from rl_models.planning.layouts import Layout
 from rl_models.planning.model_shape import ModelShape
 from rl_models.planning.rank_memory import (
     MASTER_BYTES,
-    MicroBatch,
     ModelMemory,
+    RankWork,
+    layer_work,
     optimizer_copies,
     optimizer_work,
 )
@@ -29,44 +30,37 @@ __all__ = ["megatron_memory"]
 
 
 def megatron_memory(
-    shape: ModelShape,
-    policy: PolicyConfig,
-    layout: Layout,
-    *,
-    training: MicroBatch,
-    passing: MicroBatch,
-    num_micro_batches: int,
-    on_gpu: bool,
-    is_trained: bool,
-    keeps_logits: bool,
+    shape: ModelShape, policy: PolicyConfig, layout: Layout, work: RankWork
 ) -> ModelMemory:
     """Return the memory of one rank, at most; see `model_memory`."""
     parts = _Parts(shape, policy, layout)
-    saved = parts.saved(training.num_tokens, num_micro_batches)
-    logits = parts.logits(training.num_positions, whole=keeps_logits)
-    passing_logits = parts.logits(passing.num_positions, whole=False)
+    saved = parts.saved(work.training.num_tokens, work.num_micro_batches)
+    logits = parts.logits(work.training.num_positions, whole=work.keeps_logits)
+    passing_logits = parts.logits(work.passing.num_positions, whole=False)
     # The layers' backward pass begins when the logits' gradients are freed, so only the
     # larger of the two counts.
-    head = max(logits, parts.kept_logits(training.num_positions) + parts.head_gradient)
-    work = max(0, parts.backward_work(training.num_tokens) - head)
+    head = max(
+        logits, parts.kept_logits(work.training.num_positions) + parts.head_gradient
+    )
+    backward = max(0, parts.backward_work(work.training.num_tokens) - head)
     # They are reduced when activations are freed, and then the optimizer steps.
-    later = max(parts.reduced, parts.step(on_gpu=on_gpu))
-    reduced = max(0, later - saved - head - work)
+    later = max(parts.reduced, parts.step(on_gpu=work.on_gpu))
+    reduced = max(0, later - saved - head - backward)
     return ModelMemory(
-        weights=parts.weights(is_trained=is_trained),
-        optimizer=parts.optimizer if is_trained else 0,
+        weights=parts.weights(is_trained=work.is_trained),
+        optimizer=parts.optimizer if work.is_trained else 0,
         gathered=0,
         gradients=parts.gradients + reduced,
-        activations=saved + work,
+        activations=saved + backward,
         logits=head,
         # As above: one comes after the other.
         passing_activations=max(
-            parts.hidden_states(passing.num_tokens),
-            parts.passing_work(passing.num_tokens) - passing_logits,
+            parts.hidden_states(work.passing.num_tokens),
+            parts.passing_work(work.passing.num_tokens) - passing_logits,
         ),
         passing_logits=passing_logits,
         sync=MASTER_BYTES * 2 * shape.largest_tensor,
-        start=parts.weights(is_trained=is_trained),
+        start=parts.weights(is_trained=work.is_trained),
         host=0,
     )
 
@@ -192,12 +186,7 @@ class _Parts:
 
     def layer_work(self, num_tokens: int) -> int:
         """Return the temporary bytes of one layer's computation."""
-        shape = self._shape
-        columns = shape.intermediate_size
-        if shape.num_expert_layers:
-            columns = max(columns, shape.experts_per_token * shape.expert_size)
-        numbers = columns / self._layout.tensor + 2 * shape.hidden_size
-        return round(num_tokens * numbers * self._compute_bytes)
+        return layer_work(self._shape, self._layout, num_tokens, self._compute_bytes)
 
     def hidden_states(self, num_tokens: int) -> int:
         """Return the bytes of the last hidden states, and of those that go on."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rl_models.config import OptimizerConfig
+from rl_models.planning.layouts import Layout
+from rl_models.planning.model_shape import ModelShape
 
 __all__ = [
     "MASTER_BYTES",
     "MicroBatch",
     "ModelMemory",
+    "RankWork",
+    "layer_work",
     "optimizer_copies",
     "optimizer_work",
 ]
@@ -41,6 +45,25 @@ class MicroBatch:
     """Tokens that go through the model."""
     num_positions: int
     """Number of these that need logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """What a rank does with a model."""
+
+    training: MicroBatch
+    """The largest micro-batch of training."""
+    passing: MicroBatch
+    """The largest one of a pass without gradients."""
+    num_micro_batches: int
+    """Micro-batches per optimizer step."""
+    on_gpu: bool
+    """Whether ranks have GPUs."""
+    is_trained: bool = True
+    """False for a reference policy or a teacher."""
+    keeps_logits: bool = False
+    """Whether a loss needs more of the logits than log-probs, as in distillation: they
+    then exist all at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,3 +142,22 @@ def optimizer_work(
     given = kwargs.get("foreach")
     at_once = default if given is None else bool(given)
     return MASTER_BYTES * num_updated if at_once and name not in _IN_PLACE else 0
+
+
+def layer_work(
+    shape: ModelShape, layout: Layout, num_tokens: int, compute_bytes: int
+) -> int:
+    """Return the temporary bytes of one layer's computation.
+
+    Args:
+        shape: Sizes of the model.
+        layout: How ranks share it.
+        num_tokens: Tokens of the ranks that share a row.
+        compute_bytes: Bytes of a number that is computed with.
+    """
+    columns = shape.intermediate_size
+    if shape.num_expert_layers:
+        columns = max(columns, shape.experts_per_token * shape.expert_size)
+    tokens = -(-num_tokens // layout.context)
+    numbers = columns / layout.tensor + 2 * shape.hidden_size
+    return round(tokens * numbers * compute_bytes)
