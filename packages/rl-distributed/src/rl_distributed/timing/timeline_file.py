@@ -1,31 +1,33 @@
 """`timeline.jsonl`: what the driver and its workers executed, a line per step.
 
-The file is bounded. When it is full, it is written again with its first lines, which
-show the start, and the newest ones. One line:
+The file is bounded: once full, it is rewritten with its first lines, which show the
+start, and the newest ones. One line:
 
 ```
 {"step": 3,                 the step; 0 and "is_start" is the time before the first one
  "is_start": false,
- "start_s": 1.7e9,          begin, in seconds since the epoch
+ "start_s": 1.7e9,          in seconds since the epoch
  "seconds": 2.5,            until the next line begins
  "methods": ["train"],
  "rows": [{"name": "embed[3]", "node": "10.0.0.7", "pid": 4711,
-           "calls": [[0, 1000, 2000]],     method, begin and duration in microseconds;
-                                           the begin counts from that of the line
+           "calls": [[0, 1000, 2000]],     method, start and duration in microseconds;
+                                           the start counts from that of the line
            "summed": {"train": [2, 0.1]},  further short calls: number and seconds
            "memory_bytes": 1000000000, "gpu_memory_bytes": null}]}
 ```
-A call that goes on while the line ends is in the next line again, with the same begin.
+A call still running when the line ends appears again in the next one, with the same
+start.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from rl_distributed.json_lines import parse_records, step_of
 from rl_distributed.private_files import create_private_folder, private_opener
 
 __all__ = ["TIMELINE", "TimelineFile", "read_timeline"]
@@ -38,14 +40,14 @@ _NUM_FIRST = 20
 
 
 class TimelineFile:
-    """Appends records, and keeps the file below a size.
+    """Appends records and keeps the file below a size.
 
     Args:
-        path: The file; its folder is created. Records that are there are kept.
-        max_bytes: Size at which the file is written again, with half of it. A single
+        path: The file; its folder is created. Existing records are kept.
+        max_bytes: Size at which the file is rewritten with half as much. A single
             record may be larger.
-        num_first: Number of the oldest records that are kept; they take no more than a
-            quarter of the size.
+        num_first: Number of oldest records to keep; they take at most a quarter of the
+            size.
 
     Raises:
         OSError: It cannot be written.
@@ -57,7 +59,7 @@ class TimelineFile:
         self.path = path
         self._max_bytes, self._num_first = max_bytes, num_first
         create_private_folder(path.parent)
-        # Without a torn line, which a killed writer has left.
+        # Drops a torn line, left by a killed writer.
         self._rewrite(self._lines())
 
     def append(self, record: Mapping[str, Any]) -> None:
@@ -73,13 +75,13 @@ class TimelineFile:
             self._rewrite(self._kept(self._lines()))
 
     def drop_after(self, step: int) -> None:
-        """Drop the records of later steps, which come again.
+        """Drop the records of later steps, which will be repeated.
 
         Raises:
             OSError: It cannot be written.
         """
         self._file.close()
-        self._rewrite([line for line in self._lines() if _step_of(line) <= step])
+        self._rewrite([line for line in self._lines() if step_of(line) <= step])
 
     def close(self) -> None:
         """Close the file."""
@@ -125,20 +127,12 @@ class TimelineFile:
         )
 
 
-def _step_of(line: bytes) -> int:
-    try:
-        step = json.loads(line).get("step", 0)
-    except (ValueError, AttributeError):
-        return 0
-    return step if isinstance(step, int) else 0
-
-
 def read_timeline(
     path: Path, *, num_first: int, num_newest: int
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the first and the newest records of a file, and how many it has.
+    """Return the oldest and the newest records of a file, and its number of lines.
 
-    Lines that are torn or no records are skipped.
+    Lines that are torn or hold no record are skipped.
 
     Args:
         path: The file; it may be missing.
@@ -151,14 +145,4 @@ def read_timeline(
         return [], 0
     kept = lines[:num_first]
     kept += lines[max(len(lines) - num_newest, len(kept)) :]
-    return list(_records(kept)), len(lines)
-
-
-def _records(lines: list[bytes]) -> Iterator[dict[str, Any]]:
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            yield record
+    return list(parse_records(kept)), len(lines)

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, ClassVar
 
 from rl_distributed.checkpoint.storage import write_bytes_durably
 from rl_distributed.config import Config
+from rl_distributed.json_lines import read_records, step_of
 from rl_distributed.metrics.distribution import Histogram
 from rl_distributed.metrics.sinks.plain import plain_tree
 from rl_distributed.private_files import create_private_folder, private_opener
@@ -100,9 +101,9 @@ class JsonlSink:
         self._write({"step": step, "plots": {name: shown}})
 
     def resume_at(self, step: int) -> None:
-        """Drop the lines of later steps; they come again."""
+        """Drop the lines of later steps, which will be repeated."""
         lines = self.path.read_bytes().splitlines(keepends=True)
-        kept = [line for line in lines if _step_of(line) <= step]
+        kept = [line for line in lines if step_of(line) <= step]
         if len(kept) == len(lines):
             return
         self._file.close()
@@ -129,30 +130,6 @@ class JsonlSink:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _step_of(line: bytes) -> int:
-    """Return the step of a line; 0 for one that has none, or that is torn."""
-    try:
-        step = json.loads(line).get("step", 0)
-    except (ValueError, AttributeError):
-        return 0
-    return step if isinstance(step, int) else 0
-
-
-def read_records(path: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """Read the lines of a file of any JSON records, oldest first.
-
-    A torn line, left by a writer that was killed or is writing it, is skipped.
-    """
-    with open(path, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                yield record
 
 
 def read_metrics(
