@@ -9,11 +9,13 @@ from rl_distributed.errors import BatchError
 __all__ = ["require_multiple", "require_positive"]
 
 
-def require_positive(name: str, value: object) -> None:
-    """Raise `BatchError` unless `value` is an integer of at least 1."""
+def require_positive(
+    name: str, value: object, error: type[BatchError] = BatchError
+) -> None:
+    """Raise `error` unless `value` is an integer of at least 1."""
     integer = isinstance(value, int | np.integer) and not isinstance(value, bool)
     if not integer or value < 1:  # type: ignore[operator]
-        raise BatchError(f"{name} must be a positive integer: got {value!r}")
+        raise error(f"{name} must be a positive integer: got {value!r}")
 
 
 def require_multiple(name: str, value: int, divisor_name: str, divisor: int) -> None:
