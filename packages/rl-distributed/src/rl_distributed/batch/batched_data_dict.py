@@ -21,9 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar, cast, 
 import numpy as np
 
 from rl_distributed.batch import arrays, columns, micro_batches
-from rl_distributed.batch.shard_plan import (
-    ShardPlan,
-)
+from rl_distributed.batch.shard_plan import ShardPlan
 from rl_distributed.batch.sharding import plan_shards
 from rl_distributed.batch.size_checks import require_multiple, require_positive
 from rl_distributed.batch.tensor_buffers import decode, encode, own_memory
@@ -51,15 +49,15 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
 
     `BatchedDataDict[Points]`, with a `TypedDict` of the columns, says which ones a
     function needs. A type checker then knows the columns of `columns`, and takes rows
-    with more of them as well; what `batch["name"]` gives it does not know. `AnyRows`
+    with more of them as well; the type of `batch["name"]` it does not know. `AnyRows`
     is for functions that take any columns.
 
     Pickling moves tensors out of band (see `tensor_buffers`): values only, to the CPU.
     Tensors received through Ray lie in memory that all readers of the object share:
-    a write in place changes what the others read. Call `writable` before.
+    a write in place changes what the others read. Call `writable` before writing.
 
-    Columns may be set one after the other, as when all are cut to fewer rows; what
-    needs the number of rows raises while they differ.
+    Columns may be set one after the other, as when all are cut to fewer rows; methods
+    that need the number of rows raise while the columns differ.
 
     Raises:
         BatchError: The columns given differ in their number of rows, or one is neither
@@ -103,7 +101,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     def columns(self) -> DictT:
         """The same columns, each with the type that the `TypedDict` gives it.
 
-        To read: a column that is set here is not checked as `batch[name] = column` is.
+        For reading only: a column set here is not checked as `batch[name] = column` is.
         """
         return cast("DictT", self.data)
 
@@ -179,7 +177,9 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         group: dist.ProcessGroup | None = None,
         pad_value_dict: Mapping[str, float | int] | None = None,
     ) -> Self:
-        """Get the rows of all ranks of a process group, in rank order, on every rank.
+        """Return the rows of all ranks of a process group, in rank order.
+
+        Every rank must call it, and gets the same rows.
 
         Ranks may have different numbers of rows and widths; padding is as in
         `from_batches`.
@@ -210,7 +210,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         batches: Sequence[Mapping[str, Any]],
         pad_value_dict: Mapping[str, float | int] | None = None,
     ) -> Self:
-        """Return the rows of all batches, one below the other.
+        """Concatenate the rows of all batches.
 
         Dimension 1 of tensors is right-padded to the widest batch, with the column's
         value in `pad_value_dict` or 0. Batches without columns are skipped.
@@ -243,7 +243,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         return result
 
     def slice(self, start: int, end: int) -> SlicedDataDict[DictT]:
-        """Rows `[start, end)`; tensors are views.
+        """Return rows `[start, end)`; tensors are views.
 
         Raises:
             BatchError: The range does not lie within the rows.
@@ -258,7 +258,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         )
 
     def chunk(self, rank: int, chunks: int) -> SlicedDataDict[DictT]:
-        """Part `rank` of `chunks` equal contiguous parts; tensors are copies.
+        """Return part `rank` of `chunks` equal contiguous parts; tensors are copies.
 
         Raises:
             BatchError: The rows do not divide evenly, or there is no such part.
@@ -282,8 +282,12 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         return self._like(self._select(rows))
 
     def repeat_interleave(self, num_repeats: int) -> Self:
-        """Each row `num_repeats` times in a row; list items are independent copies."""
+        """Repeat each row `num_repeats` times; list items are independent copies.
+
+        The copies of a row are neighbours.
+        """
         require_positive("num_repeats", num_repeats)
+        # Evaluated only to check that all columns have the same length.
         _ = self.size
         return self._like(
             {
@@ -293,7 +297,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         )
 
     def reorder_data(self, reorded_indices: Sequence[int]) -> None:
-        """Put rows back to their original order, in place.
+        """Restore the original order of the rows, in place.
 
         `reorded_indices[i]` is the original position of the row that is now at i, as
         `shard_by_batch_size` returns it for the concatenation of its shards.
@@ -321,8 +325,8 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
 
         Args:
             dim: A dimension other than that of the rows.
-            truncated_len: The longest size to leave.
-            keys: The columns to cut; all that have the dimension, if None.
+            truncated_len: The size to cut to.
+            keys: The columns to cut; None: all that have the dimension.
         """
         if dim < 1 or truncated_len < 0:
             raise BatchError(
@@ -456,7 +460,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     def make_microbatch_iterator(
         self, microbatch_size: int
     ) -> Iterator[SlicedDataDict[DictT]]:
-        """Slices of `microbatch_size` rows.
+        """Return slices of `microbatch_size` rows.
 
         Raises:
             BatchError: The rows are no multiple of it.
@@ -481,7 +485,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     ) -> Iterator[SlicedDataDict[DictT]]:
         """Return the rows of each bin of sequence packing, still padded.
 
-        Packing is yours.
+        Joining them into one packed row is left to the caller.
         """
         return micro_batches.packed_bins(self)
 
@@ -524,7 +528,7 @@ class SlicedDataDict(BatchedDataDict[DictT]):
 
 
 AnyRows: TypeAlias = BatchedDataDict[object]
-"""Rows of which any columns are taken, as where they are only passed on."""
+"""Rows with any columns, as where they are only passed on."""
 
 
 def _rebuild(
