@@ -3,15 +3,10 @@
 A step folder appears by a single rename, after everything in it is durable. The process
 may be killed at any moment: a folder found afterwards is whole, has no manifest, or is
 not named as a step (`folders` has the names). Leftovers are removed when the next
-checkpoint is begun, so that looking at a folder never changes it.
+checkpoint is begun, so that reading a folder never changes it.
 
 A lock (`writer_lock`) ensures that one process writes to a folder; any number may read.
-`begin_finalization` moves the end of the work to one thread:
-
-| part | consumes | produces | waits for | is unblocked by |
-|---|---|---|---|---|
-| caller | | tmp folder | `finalize_pending` | the thread, or its deadline |
-| thread | tmp folder | step folder | `wait_fn` | its return |
+`begin_finalization` moves the end of the work to a thread (`finalization_thread`).
 """
 
 from __future__ import annotations
@@ -19,11 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import (
-    Future,
-    ThreadPoolExecutor,
-    TimeoutError as FutureTimeoutError,
-)
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,6 +21,7 @@ from typing import Any
 import yaml
 
 from rl_distributed.checkpoint.config import CheckpointingConfig
+from rl_distributed.checkpoint.finalization_thread import FinalizationThread
 from rl_distributed.checkpoint.folders import StepFolders
 from rl_distributed.checkpoint.inspection import Inspector, read_training_info
 from rl_distributed.checkpoint.manifest import verify, write_manifest
@@ -49,7 +40,7 @@ from rl_distributed.checkpoint.storage import (
     write_error,
 )
 from rl_distributed.checkpoint.writer_lock import FolderWriter
-from rl_distributed.errors import CheckpointError, ConfigError, DeadlineExceededError
+from rl_distributed.errors import CheckpointError, ConfigError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.process.closing import close_after
 from rl_distributed.redaction import redacted
@@ -69,7 +60,7 @@ class CheckpointManager:
     the block has raised, the block's error stays and the failure becomes a warning.
 
     The first checkpoint makes this the folder's only writer, until `shutdown` or the
-    end of the process; looking needs no such right.
+    end of the process; reading needs no such right.
 
     Args:
         config: The settings.
@@ -97,10 +88,10 @@ class CheckpointManager:
         self._folders = StepFolders(self.checkpoint_dir)
         self._inspector = Inspector(self._folders)
         self._ranking = RankingMetric(config.metric_name)
+        # Changed by the finalization thread too; each change is one atomic operation.
         self._open: set[Path] = set()
         self._writer = FolderWriter(self.checkpoint_dir, self._open)
-        self._executor: ThreadPoolExecutor | None = None
-        self._pending: Future[Path] | None = None
+        self._background = FinalizationThread(self.checkpoint_dir)
 
     # Writing ------------------------------------------------------------------
 
@@ -116,8 +107,8 @@ class CheckpointManager:
             step: The step, not negative.
             training_info: State of the training loop and metrics, as plain values. A
                 ranking metric that is None was not measured at this step, and the
-                checkpoint ranks last; one that is missing is warned of once.
-            run_config: The resolved configuration of the run, kept for people; secrets
+                checkpoint ranks last; a missing one causes a single warning.
+            run_config: The resolved configuration of the run, for readers; secrets
                 in it are replaced by `***`.
 
         Raises:
@@ -129,7 +120,7 @@ class CheckpointManager:
         self._ranking.check(step, training_info)
         path = self._folders.being_written(step)
         info = encode_training_info(training_info)
-        # Before anything is removed: it may be what another one is writing.
+        # Before anything is removed, as another process may be writing it.
         with self._naming(path):
             self._writer.claim()
         with self._cleaning_up(path):
@@ -181,6 +172,7 @@ class CheckpointManager:
             remove_tree(old)
             self.remove_old_checkpoints()
         finally:
+            # The new step is valid, even if the old ones cannot be removed.
             self._open.discard(path)
         return final
 
@@ -232,31 +224,27 @@ class CheckpointManager:
     @property
     def has_pending_finalization(self) -> bool:
         """Whether a checkpoint was handed over and not waited for yet."""
-        return self._pending is not None
+        return self._background.is_pending
 
     def begin_finalization(
         self, checkpoint_path: PathLike, wait_fn: Callable[[], object] | None = None
     ) -> None:
-        """Finalize in a thread, after `wait_fn` (say, an asynchronous save) returns.
+        """Finalize in a thread, once `wait_fn` (say, of an asynchronous save) returns.
 
-        A checkpoint that is still pending is finished first.
+        A checkpoint that is still pending is waited for first.
 
         Raises:
             CheckpointError: The pending one could not be written.
         """
         self.finalize_pending()
 
-        def finish() -> Path:
+        def finalize() -> Path:
             if wait_fn is not None:
                 with self._cleaning_up(Path(checkpoint_path)):
                     wait_fn()
             return self.finalize_checkpoint(checkpoint_path)
 
-        if self._executor is None:
-            # One thread suffices, because a pending checkpoint is
-            # finished before the next.
-            self._executor = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending = self._executor.submit(finish)
+        self._background.begin(finalize)
 
     def finalize_pending(self, deadline_s: float = 1800.0) -> Path | None:
         """Wait for the pending checkpoint and return its folder; None if there is none.
@@ -265,24 +253,7 @@ class CheckpointManager:
             CheckpointError: It could not be written.
             DeadlineExceededError: It is not finished in time; it stays pending.
         """
-        if self._pending is None:
-            return None
-        try:
-            path = self._pending.result(timeout=deadline_s)
-        except FutureTimeoutError as error:
-            if self._pending.done():  # the work itself raised a TimeoutError
-                self._pending = None
-                raise
-            raise DeadlineExceededError(
-                f"waited {deadline_s:g} s for the pending checkpoint in "
-                f"{self.checkpoint_dir}; it is still being written"
-            ) from error
-        except BaseException:
-            if self._pending.done():
-                self._pending = None
-            raise
-        self._pending = None
-        return path
+        return self._background.wait(deadline_s)
 
     def shutdown(self, deadline_s: float = 1800.0) -> None:
         """Finish the pending checkpoint, end the thread and let others write.
@@ -295,11 +266,8 @@ class CheckpointManager:
         try:
             self.finalize_pending(deadline_s)
         finally:
-            if self._executor is not None:
-                # After a deadline, the thread may still be stuck in `wait_fn`.
-                self._executor.shutdown(wait=False)
-                self._executor = None
-            if self._pending is None:
+            self._background.end()
+            if not self._background.is_pending:
                 self._writer.release()
 
     def __enter__(self) -> CheckpointManager:
@@ -347,7 +315,7 @@ class CheckpointManager:
     def load_training_info(
         self, checkpoint_path: PathLike | None = None
     ) -> dict[str, Any] | None:
-        """Return the training information of a checkpoint, None if there is none.
+        """Return the training information of a checkpoint; None if there is none.
 
         Args:
             checkpoint_path: The checkpoint; None: the newest whole one.
@@ -404,8 +372,8 @@ class CheckpointManager:
     def list_checkpoints(self) -> dict[int, Path]:
         """Return the checkpoints by step, oldest first.
 
-        Those that are incomplete are reported and left out; contents are not compared
-        with their digests.
+        Incomplete ones are reported and left out; contents are not compared with their
+        digests.
         """
         return self._inspector.whole()
 
@@ -414,14 +382,14 @@ class CheckpointManager:
     def remove_old_checkpoints(self, exclude_latest: bool = True) -> list[Path]:
         """Remove the checkpoints that are neither among the best nor the newest.
 
-        Damaged folders do not count, and stay: a person may want to save something
-        from them.
+        Damaged folders do not count and stay, as somebody may want to rescue
+        something from them.
 
         Args:
             exclude_latest: Keep the newest ones even if they are not among the best.
 
         Returns:
-            The folders that are gone.
+            The removed folders.
 
         Raises:
             CheckpointError: Another process writes to the folder.
