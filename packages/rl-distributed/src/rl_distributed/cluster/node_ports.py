@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_distributed.cluster.ports import PortAllocator, PortOwner, reserve_ports
+from rl_distributed.cluster.reservation import WorkerSlot
 from rl_distributed.errors import DeadlineExceededError, ResourceInsufficientError
 
-__all__ = ["ports_of_node"]
+__all__ = ["ports_of_node", "ports_of_slots"]
 
 _ATTEMPTS = 10
+
+
+def ports_of_slots(
+    ports: PortAllocator, slots: Sequence[WorkerSlot], deadline_s: float
+) -> list[tuple[str, int]]:
+    """Reserve a port for each slot; return it with the address of the slot's node.
+
+    Args and errors are those of `ports_of_node`; slots may lie on the same node.
+    """
+    # Grouped by node, so that each node is asked once for all of its ports.
+    positions: dict[str, list[int]] = {}
+    for position, slot in enumerate(slots):
+        positions.setdefault(slot.node_id, []).append(position)
+    result: list[tuple[str, int]] = [("", 0)] * len(slots)
+    for node_id, places in positions.items():
+        found = ports_of_node(ports, node_id, len(places), deadline_s)
+        for position, port in zip(places, found, strict=True):
+            result[position] = (slots[position].address, port)
+    return result
 
 
 def ports_of_node(

@@ -3,10 +3,10 @@
 The cluster is a list of nodes, each with a number of *bundles*; a worker group puts one
 worker on a bundle, and several groups may share the bundles (colocation). One Ray
 placement group holds the bundles of one node, so that they lie on the same machine;
-or, where it is asked for, one holds the bundles of all nodes.
+or, on request, one holds the bundles of all nodes.
 
 Whether the bundles fit is computed from the nodes' capacities first, because Ray would
-wait for ever. Bundles are ordered so that neighbours are near each other (`topology`).
+wait forever. Bundles are ordered so that neighbours are near each other (`topology`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rl_distributed.cluster.config import (
     ClusterConfig,
     PlacementStrategy,
 )
-from rl_distributed.cluster.node_ports import ports_of_node
+from rl_distributed.cluster.node_ports import ports_of_slots
 from rl_distributed.cluster.placement import Bundle
 from rl_distributed.cluster.ports import PortAllocator
 from rl_distributed.cluster.reservation import (
@@ -32,13 +32,10 @@ from rl_distributed.cluster.reservation import (
     reserve_bundles,
 )
 from rl_distributed.cluster.start import init_ray, live_nodes
+from rl_distributed.cluster.tenants import Tenants
 from rl_distributed.cluster.topology import split_into_groups
 from rl_distributed.cluster.watch import find_loss
-from rl_distributed.errors import (
-    ConfigError,
-    DistributedError,
-    ResourceInsufficientError,
-)
+from rl_distributed.errors import ConfigError, DistributedError
 from rl_distributed.process.closing import close_after
 from rl_distributed.security.audit import audit, audited
 from rl_distributed.security.tls_files import TlsFiles
@@ -70,7 +67,7 @@ class RayVirtualCluster:
             fraction of it. With GPUs a bundle has as many CPUs. None: two groups, which
             share one CPU; 1 refuses a second group.
         num_gpus_per_node: most GPU bundles that one node may be asked for.
-        name: what messages call the cluster.
+        name: name of the cluster in messages.
         placement_group_strategy: layout of a unified placement group over all nodes.
         port_range_low: first port to hand out; None: ports below the kernel's own.
         port_range_high: end (exclusive) of the ports to hand out.
@@ -79,8 +76,8 @@ class RayVirtualCluster:
             `place` does not say otherwise.
         bundle_resources: further Ray resources of each bundle, by name. `CPU` replaces
             the CPUs that it has otherwise; 0 fits where all are taken.
-        tls: as for `init_ray`, which is called where Ray is not up; call it first to
-            set more.
+        tls: as for `init_ray`, which is called where Ray is not up; for its other
+            options, call it first.
     """
 
     def __init__(
@@ -114,7 +111,7 @@ class RayVirtualCluster:
         self._ports = PortAllocator(port_range_low, port_range_high)
         self._placement_groups: list[PlacementGroup] = []
         self._slots: list[list[WorkerSlot]] = []
-        self._tenants: dict[tuple[int, int], list[str]] = {}
+        self._tenants = Tenants(self.name, self.max_colocated_worker_groups)
         # Reentrant, because `place` and `find_bundles` hold it while they
         # reserve bundles.
         self._lock = threading.RLock()
@@ -177,7 +174,7 @@ class RayVirtualCluster:
 
     @property
     def bundle_counts(self) -> tuple[int, ...]:
-        """Bundles of each node."""
+        """Number of bundles on each node."""
         return tuple(self._bundle_counts)
 
     @property
@@ -216,28 +213,28 @@ class RayVirtualCluster:
         return self._closed
 
     def world_size(self) -> int:
-        """Bundles on all nodes together."""
+        """Return the number of bundles on all nodes."""
         return sum(self._bundle_counts)
 
     def node_count(self) -> int:
-        """Nodes of the cluster."""
+        """Return the number of nodes."""
         return len(self._bundle_counts)
 
     def get_placement_groups(self) -> list[PlacementGroup]:
-        """Return the placement groups, one for each node; made at the first call."""
+        """Return the placement groups, one for each node; created at the first call."""
         self._init_placement_groups()
         return list(self._placement_groups)
 
     def slots(self) -> list[list[WorkerSlot]]:
-        """Get the bundles of every placement group with the node that each lies on."""
+        """Return the bundles of every placement group, each with its node."""
         self._init_placement_groups()
         return [list(slots) for slots in self._slots]
 
     def find_bundles(self) -> dict[tuple[int, int], WorkerSlot]:
-        """Look up where Ray has each (placement group, bundle) now.
+        """Return where Ray has each (placement group, bundle) now.
 
         After the loss of a node its bundles move to others with room, or wait for one;
-        the `node_id` of one that waits is empty.
+        the `node_id` of a waiting bundle is empty.
 
         Raises:
             DistributedError: the cluster was shut down.
@@ -245,17 +242,13 @@ class RayVirtualCluster:
         with self._lock:
             self._init_placement_groups()
             found = current_slots(self._placement_groups, self._slots, live_nodes())
-            # A bundle that waits keeps its last node here, as `slots`
-            # promises one for each.
+            # A waiting bundle keeps its last node here, as `slots` promises one for
+            # each.
             self._slots = [
                 [new if new.node_id else old for new, old in zip(*rows, strict=True)]
                 for rows in zip(found, self._slots, strict=True)
             ]
-            return {
-                (slot.placement_group_index, slot.bundle_index): slot
-                for row in found
-                for slot in row
-            }
+            return _by_bundle(found)
 
     def place(
         self,
@@ -310,7 +303,7 @@ class RayVirtualCluster:
         strategy: PlacementStrategy | None = None,
         use_unified_pg: bool | None = None,
     ) -> list[PlacementGroup]:
-        """Reserve the bundles, unless they are; see `place`."""
+        """Reserve the bundles if that has not been done; see `place`."""
         with self._lock:
             if use_unified_pg is None:
                 use_unified_pg = self._is_unified
@@ -336,77 +329,47 @@ class RayVirtualCluster:
             return self._placement_groups
 
     def claim(self, tenant: str, bundles: Iterable[tuple[int, int]]) -> None:
-        """Note that group `tenant` has a worker on each (placement group, bundle).
+        """Record that group `tenant` has a worker on each (placement group, bundle).
 
         Raises:
-            ResourceInsufficientError: a bundle has as many groups as it takes.
+            ResourceInsufficientError: a bundle is full.
         """
-        wanted = list(bundles)
-        with self._lock:
-            # Check all before noting any, so that a refused group leaves no claims.
-            for bundle in wanted:
-                present = self._tenants.get(bundle, [])
-                if len(present) >= self.max_colocated_worker_groups:
-                    raise ResourceInsufficientError(
-                        f"group {tenant!r} finds no room on bundle {bundle} of cluster "
-                        f"{self.name!r}: max_colocated_worker_groups is "
-                        f"{self.max_colocated_worker_groups} and {present} are there; "
-                        "shut one down or raise the number"
-                    )
-            for bundle in wanted:
-                self._tenants.setdefault(bundle, []).append(tenant)
+        self._tenants.add(tenant, bundles)
 
     @property
     def num_free_groups(self) -> int:
         """Number of further groups that every bundle has room for."""
-        with self._lock:
-            fullest = max(map(len, self._tenants.values()), default=0)
-        return self.max_colocated_worker_groups - fullest
+        return self._tenants.num_free
 
     def unclaim(self, tenant: str, bundles: Iterable[tuple[int, int]]) -> None:
         """Release the claims of `claim`; unknown entries are ignored."""
-        with self._lock:
-            for bundle in bundles:
-                present = self._tenants.get(bundle, [])
-                # `shutdown` drops all claims, and groups return theirs later.
-                if tenant in present:
-                    present.remove(tenant)
+        self._tenants.remove(tenant, bundles)
 
     def get_available_address_and_port(
         self, pg_idx: int, bundle_idx: int
     ) -> tuple[str, int]:
-        """Address of a bundle's node and a free port there, never the same twice."""
+        """Return the address of a bundle's node and a free port there.
+
+        No port is returned twice.
+        """
         return self.get_available_addresses_and_ports_batch([(pg_idx, bundle_idx)])[0]
 
     def get_available_addresses_and_ports_batch(
         self, pairs: Sequence[tuple[int, int]]
     ) -> list[tuple[str, int]]:
         """Like `get_available_address_and_port`, for many bundles at once."""
-        by_place = {
-            (slot.placement_group_index, slot.bundle_index): slot
-            for slots in self.slots()
-            for slot in slots
-        }
+        slots = _by_bundle(self.slots())
         for pair in pairs:
-            if pair not in by_place:
+            if pair not in slots:
                 raise ConfigError(
                     f"cluster {self.name!r} has no (placement group, bundle) {pair}; "
-                    f"its groups have {[len(slots) for slots in self._slots]} bundles"
+                    f"its groups have {[len(row) for row in self._slots]} bundles"
                 )
-        chosen = [by_place[pair] for pair in pairs]
-        # Grouped by node, so that each node is asked once for all of its ports.
-        positions: dict[str, list[int]] = {}
-        for position, slot in enumerate(chosen):
-            positions.setdefault(slot.node_id, []).append(position)
-        result: list[tuple[str, int]] = [("", 0)] * len(chosen)
-        for node_id, places in positions.items():
-            ports = ports_of_node(self._ports, node_id, len(places), self.deadline_s)
-            for position, port in zip(places, ports, strict=True):
-                result[position] = (chosen[position].address, port)
-        return result
+        chosen = [slots[pair] for pair in pairs]
+        return ports_of_slots(self._ports, chosen, self.deadline_s)
 
     def get_master_address_and_port(self) -> tuple[str, int]:
-        """Address and port for a rendezvous on the node of the first bundle."""
+        """Return an address and a port for a rendezvous, on the first bundle's node."""
         first = self.slots()[0][0]
         return self.get_available_address_and_port(
             first.placement_group_index, first.bundle_index
@@ -415,7 +378,7 @@ class RayVirtualCluster:
     def shutdown(self) -> bool:
         """Release the bundles; Ray ends the workers that are still on them.
 
-        May be called more than once; returns True when nothing is left.
+        May be called more than once; always returns True.
         """
         with self._lock:
             if self._placement_groups:
@@ -430,7 +393,7 @@ class RayVirtualCluster:
         groups, self._placement_groups = self._placement_groups, []
         self._slots = []
         self._tenants.clear()
-        # Without its head Ray would end the program in the middle of that.
+        # Without its head node, Ray would end the program during the removal.
         if ray.is_initialized() and find_loss() is None:
             for group in groups:
                 remove_placement_group(group)
@@ -452,6 +415,17 @@ class RayVirtualCluster:
             f"use_gpus={self._requested_gpus}, "
             f"max_colocated_worker_groups={self.max_colocated_worker_groups})"
         )
+
+
+def _by_bundle(
+    rows: Sequence[Sequence[WorkerSlot]],
+) -> dict[tuple[int, int], WorkerSlot]:
+    """Return the slots of all placement groups by (placement group, bundle)."""
+    return {
+        (slot.placement_group_index, slot.bundle_index): slot
+        for row in rows
+        for slot in row
+    }
 
 
 def _check_resources(resources: Mapping[str, float]) -> None:
