@@ -1,4 +1,4 @@
-"""Agents of functions, a generator that samples by rule, and a tokenizer for both."""
+"""Function-based agents, a rule-based generator, and a tokenizer for both."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEMPLATE = (
     "{% if m['role'] == 'assistant' %}<eos>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}|a:{% endif %}"
 )
-# What thinking models do: what was thought is gone from earlier answers.
+# As thinking models do: earlier answers lose their reasoning.
 FORGETFUL = TEMPLATE.replace(
     "{{ m['content'] }}",
     "{% if m['role'] == 'assistant' and not loop.last %}"
@@ -31,7 +31,7 @@ FORGETFUL = TEMPLATE.replace(
 
 
 def overlapping_tokenizer(template=TEMPLATE):
-    """Text can be cut into its tokens in many ways."""
+    """Return a tokenizer under which a text has several tokenizations."""
     return build_tokenizer(
         TokenizerBuildConfig(
             kind="vocabulary",
@@ -49,7 +49,7 @@ def overlapping_tokenizer(template=TEMPLATE):
 
 
 def engine_of(tokenizer, agent, say, *, limits=None, versions=None, **rollout):
-    """An engine whose policy says `say(call, row)`, `$` at the end of a turn.
+    """Return an engine whose policy emits `say(call, row)`; `$` ends a turn.
 
     `agent` is a function, or an environment of agents.
     """
@@ -65,7 +65,7 @@ def engine_of(tokenizer, agent, say, *, limits=None, versions=None, **rollout):
 
 
 def parts_of(rows, row=0):
-    """All rows of a conversation as (tokens, mask), the main one last."""
+    """Return all rows of a conversation as (tokens, mask), the main one last."""
     length = int(rows["input_lengths"][row])
     main = (
         rows["input_ids"][row, :length].tolist(),

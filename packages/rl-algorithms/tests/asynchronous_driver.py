@@ -28,14 +28,14 @@ def settings(**changes) -> ScheduleSettings:
 
 
 def worker_of(action):
-    """Return whom an action asks."""
+    """Return the worker that an action addresses."""
     return getattr(action, "worker", TRAINER)
 
 
 class Driver:
-    """Carries out what a schedule asks for, a second for each event.
+    """Carries out a schedule's actions; each event takes a second.
 
-    `asked` are the actions that are still to be answered, `done` all actions so far.
+    `asked` holds the unanswered actions, `done` all actions so far.
     """
 
     def __init__(self, settings, state=None):
@@ -50,7 +50,7 @@ class Driver:
         self.weights: dict = {}
 
     def tell(self, event):
-        """Pass an event on; return the actions."""
+        """Pass an event to the schedule; return its actions."""
         actions = self.log.record(self.schedule, event)
         self.done += actions
         for action in actions:
@@ -76,7 +76,7 @@ class Driver:
         return self.tell(ev.Begin(self.now_s))
 
     def answer(self, action, **changes):
-        """Have an action succeed; `changes` are fields of its answer."""
+        """Complete an action successfully; `changes` override fields of its result."""
         self.asked.remove(action)
         self.now_s += 1.0
         return self.tell(self.event_for(action, **changes))
@@ -111,7 +111,7 @@ class Driver:
         raise AssertionError(action)
 
     def run(self, choose: Choose = lambda asked: 0, max_events=2_000):
-        """Begin, and answer all that is asked in the chosen order, to the end."""
+        """Start, and complete all requested actions in the chosen order."""
         if not self.log.entries:
             self.begin()
         for _ in range(max_events):
@@ -125,7 +125,7 @@ class Driver:
         return [action for action in self.done if isinstance(action, kind)]
 
     def answer_all(self, kind):
-        """Answer all that is asked of a kind, also what is asked on the way."""
+        """Complete all requested actions of a kind, including those that follow."""
         while found := [a for a in self.asked if isinstance(a, kind)]:
             self.answer(found[0])
 
@@ -136,7 +136,7 @@ class Driver:
 
 
 def ready(**changes):
-    """Return a driver whose workers have started and whose generators have weights."""
+    """Return a driver with running workers and generators that have weights."""
     driver = Driver(settings(**changes))
     driver.begin()
     driver.answer_all(act.StartWorker)
@@ -145,7 +145,7 @@ def ready(**changes):
 
 
 def one_worker(**changes):
-    """Return the same with one generator that samples one answer at a time."""
+    """Return such a driver with one generator that samples one answer at a time."""
     small = {
         "num_generators": 1,
         "num_generations_per_prompt": 1,

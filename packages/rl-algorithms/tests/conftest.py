@@ -8,7 +8,7 @@ import pytest
 
 
 def pytest_configure() -> None:
-    """Have hangups reach runs also where the tests run under `nohup`."""
+    """Deliver SIGHUP to runs even if the tests run under `nohup`."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
@@ -16,14 +16,14 @@ def pytest_configure() -> None:
 def ray_cluster():
     from rl_distributed.testing import local_ray  # noqa: PLC0415
 
-    # Two CPUs beside those that the pool below keeps.
+    # Two CPUs beside those held by the pool below.
     with local_ray(num_cpus=4):
         yield
 
 
 @pytest.fixture(scope="session")
 def pool(ray_cluster):
-    """Processes that all runs of one shape share."""
+    """Processes shared by all runs of one shape."""
     from rl_algorithms import KeptWorkers  # noqa: PLC0415
 
     with KeptWorkers() as kept:

@@ -1,4 +1,4 @@
-"""A toy run whose limits and periods may change, here and in another process."""
+"""A toy run whose limits and periods can be changed, here and from another process."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LiveTrainer(ToyTrainer):
 
 
 class At(Callback):
-    """Does something in one hook of one step."""
+    """Runs a function in one hook of one step."""
 
     def __init__(self, step, do, hook="on_step_end"):
         self.step, self.do = step, do
@@ -89,7 +89,7 @@ def updating(trainer):
 
 
 if __name__ == "__main__":
-    # A run that is killed in its eleventh step, with updates at two places before.
+    # A run killed in its eleventh step, after updates at two points.
     make(Path(sys.argv[1])).fit(
         ROWS,
         callbacks=[

@@ -1,8 +1,8 @@
 """Policy losses in float64, token by token, as the papers write them.
 
-`reference(settings)` gives the formula that settings of `ClippedPGLossConfig` stand
-for, in the form that `check_loss` wants: what a paper puts under a stop-gradient is
-read from `held`.
+`reference(settings)` returns the formula that settings of `ClippedPGLossConfig` denote,
+in the form that `check_loss` wants: what a paper puts under a stop-gradient is read
+from `held`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Columns = Mapping[str, Tensor]
 def reference(
     settings: Mapping[str, Any],
 ) -> Callable[[Columns, Columns, Columns], float]:
-    """The loss of the whole batch, for settings merged over the defaults below."""
+    """Return the loss of the whole batch, for settings merged over the defaults."""
     config = {
         "ratio_clip_min": 0.2,
         "ratio_clip_max": 0.2,
@@ -66,7 +66,7 @@ def reference(
 def row_losses(
     advantage: float, tokens: list[dict[str, float]], config: Any
 ) -> list[float]:
-    """The losses of the tokens of one row."""
+    """Return the losses of the tokens of one row."""
     for token in tokens:
         token["log_ratio"] = token["new"] - token["old"]
         token["held_log_ratio"] = token["held"] - token["old"]
@@ -97,7 +97,7 @@ def row_losses(
 
 
 def policy_loss(advantage: float, token: dict[str, float], config: Any) -> float:
-    """Without importance correction and KL."""
+    """Return the loss without importance correction and KL."""
     low, high = 1 - config["ratio_clip_min"], 1 + config["ratio_clip_max"]
     if config.get("disable_ppo_ratio"):  # REINFORCE
         return -advantage * token["new"]
@@ -113,7 +113,7 @@ def policy_loss(advantage: float, token: dict[str, float], config: Any) -> float
 
 
 def truncated(weight: float, mean_weight: float, config: Any) -> float:
-    """A weight of the sampler correction: TIS, ICE-POP (2510.18855), by sequence."""
+    """Return the truncated sampler weight: TIS, ICE-POP (2510.18855), by sequence."""
     kind = config.get("truncated_importance_sampling_type")
     if kind is None:
         return weight
@@ -126,7 +126,7 @@ def truncated(weight: float, mean_weight: float, config: Any) -> float:
 
 
 def kl(token: dict[str, float], config: Any) -> float:
-    """Estimates of KL(policy || reference); Schulman, Approximating KL Divergence."""
+    """Estimate KL(policy || reference); Schulman, Approximating KL Divergence."""
     r = token["reference"] - token["new"]
     value = {"k1": -r, "k2": r * r / 2, "k3": math.exp(r) - 1 - r}[
         config["reference_policy_kl_type"]
@@ -139,7 +139,7 @@ def kl(token: dict[str, float], config: Any) -> float:
 
 
 def entropy(token: dict[str, float]) -> float:
-    """-w log p, whose gradient goes through w and log p but not through w alone."""
+    """Return -w log p; gradients flow through w and log p, not through w alone."""
     weight = math.exp(token["new"] - token["old"])
     held = math.exp(token["held"] - token["old"])
     return -weight * token["new"] + weight - held

@@ -1,4 +1,4 @@
-"""A generator that samples tokens by rule, and environments made of functions."""
+"""A rule-based token generator, and environments made of functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EOS = 1
 
 
 def ambiguous_tokenizer(template=None, special=()):
-    """Its tokens overlap, so that text says little of the tokens it was made of."""
+    """Return a tokenizer with overlapping tokens: text does not determine tokens."""
     return build_tokenizer(
         TokenizerBuildConfig(
             kind="vocabulary",
@@ -26,9 +26,9 @@ def ambiguous_tokenizer(template=None, special=()):
 
 
 class TokenGenerator:
-    """`sample(call, row, seed)` gives the token ids of an answer, or raises.
+    """`sample(call, row, seed)` returns the token ids of an answer, or raises.
 
-    `versions(call)` gives the weight versions of its tokens: one number, or a list as
+    `versions(call)` returns the weight versions of its tokens: one number, or a list as
     long as the longest answer.
     """
 
@@ -73,7 +73,7 @@ class TokenGenerator:
 
 
 def texts_of(tokenizer, say):
-    """Make a `sample` of a function that says text; `$` ends the turn."""
+    """Turn a function that returns text into a `sample`; `$` ends the turn."""
 
     def sample(call, row, seed):
         text = say(call, row)
@@ -127,7 +127,7 @@ def make_batch(tokenizer, prompts, **columns):
 
 
 def row_texts(tokenizer, rows, name="input_ids"):
-    """All tokens of each row as text."""
+    """Return all tokens of each row as text."""
     return [
         tokenizer.decode(ids[:length].tolist())
         for ids, length in zip(rows[name], rows["input_lengths"].tolist(), strict=True)

@@ -14,7 +14,7 @@ from rl_algorithms.errors import LossInputError
 
 
 def reference(groups, rewards, valid, leave_one_out):
-    """Row by row, with the standard library, as the table of the module says."""
+    """Compute row by row with the standard library, per the module's table."""
     baselines, stds = [], []
     for i, group in enumerate(groups):
         members = [j for j, g in enumerate(groups) if g == group and valid[j]]

@@ -23,7 +23,7 @@ WIDTH = 5
 
 
 def with_tokens(seed: int, *, kl: bool = False) -> RewardBatch:
-    """Rewards of rows with a token mask, and a KL penalty at each of the tokens."""
+    """Return rewards of rows with a token mask and a KL penalty at each token."""
     generator = torch.Generator().manual_seed(seed)
     batch = reward_batch(seed)
     shape = (len(batch.rewards), WIDTH)
@@ -37,7 +37,7 @@ def with_tokens(seed: int, *, kl: bool = False) -> RewardBatch:
 
 
 def members(batch: RewardBatch, row: int) -> list[int]:
-    """The rows of the group that count."""
+    """Return the valid rows of the group."""
     return [
         i
         for i in range(len(batch.rewards))
@@ -81,7 +81,7 @@ def reinforce_plus_plus(batch: RewardBatch, baseline: bool) -> list[list[float]]
 
 
 class PerToken:
-    """Spreads [N] advantages over the tokens, to compare with the reference."""
+    """Spreads [N] advantages over the tokens, for comparison with the reference."""
 
     def __init__(self, estimator) -> None:
         self._estimator = estimator
@@ -169,7 +169,7 @@ def test_gdpo_divides_by_n_minus_1_in_the_group_and_in_the_batch():
 
 
 def test_gdpo_keeps_apart_what_sums_merge():
-    """Rewards of (0, 2), (1, 1) and (2, 0) have one sum."""
+    """Rewards of (0, 2), (1, 1) and (2, 0) have the same sum."""
     named = {
         "reward/a": torch.tensor([0.0, 1.0, 2.0, 0.0]),
         "reward/b": torch.tensor([2.0, 1.0, 0.0, 0.0]),
@@ -198,7 +198,7 @@ def test_gdpo_names_what_is_missing():
 
 
 def test_the_penalty_of_an_answer_lowers_its_reward():
-    """RLOO (2402.14740): the reward is that of the answer minus its KL."""
+    """RLOO (2402.14740): the reward is the answer's own minus its KL."""
     estimator = GRPOAdvantageEstimator(AdvantageConfig(normalize_rewards=False))
     penalty = torch.tensor([[0.0, 0.5, 0.25], [0.0, 0.0, 0.0]])
     got = estimator.compute_advantage(

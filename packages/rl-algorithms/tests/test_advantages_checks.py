@@ -1,4 +1,4 @@
-"""Rewards that do not go with their rows are named, never a raw error of torch."""
+"""Rewards that do not match their rows raise a named error, never a raw torch error."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_agrees_with_the_definition(seed, gamma, lam):
     lam=st.sampled_from([0.0, 0.95, 1.0]),
 )
 def test_a_row_that_was_cut_off_goes_on_with_its_last_value(seed, gamma, lam):
-    """1712.00378: the last delta has gamma times the value of what followed."""
+    """1712.00378: the last delta includes gamma times the value of what followed."""
     rewards, values, mask = _rows(seed)
     last = np.random.default_rng(seed + 1).normal(size=4)
     advantages, returns = gae(
@@ -86,7 +86,7 @@ def test_the_last_value_is_that_after_the_last_action():
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), extra=st.integers(0, 3))
 def test_depends_on_actions_only(seed, extra):
-    """Not on padding, junk at other tokens, other rows, or gaps between turns."""
+    """Padding, junk at other tokens, other rows and gaps in rows have no effect."""
     rewards, values, mask = _rows(seed)
     expected, expected_returns = gae(rewards, values, mask, gamma=0.9, lam=0.8)
     order = torch.from_numpy(np.random.default_rng(seed).permutation(4))

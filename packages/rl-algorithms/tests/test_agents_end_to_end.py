@@ -47,7 +47,7 @@ def train(pool, model, folder, rows, **settings):
 
 
 def test_the_example_learns_in_turns(pool, tiny_model, tmp_path, example):
-    """From a file, as from the shell: agents run in a process of their own."""
+    """Read from a file as in the shell: agents run in a process of their own."""
     result = train(
         pool,
         tiny_model,
@@ -63,9 +63,9 @@ def test_the_example_learns_in_turns(pool, tiny_model, tmp_path, example):
     first, last = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
     assert last > first + 0.1, rewards
     turns = result.history.column("train:avg_turns_per_sample")[1]
-    assert max(turns) > 1.2  # there was a history to go on from
+    assert max(turns) > 1.2  # there was a history to continue from
     assert result.history.column("val:reward")[1][-1] > first
-    # The trainer computes what the sampler did: tokens, prompts and weights agree.
+    # Trainer and sampler agree on tokens, prompts and weights.
     errors = result.history.column("train:mismatch/logprob_diff/max")[1]
     assert len(errors) == 20
     assert max(errors) < 1e-3
@@ -109,7 +109,7 @@ def test_an_algorithm_of_one_row_per_task_refuses(
 
 
 def test_a_worker_that_dies_loses_its_tasks(ray_cluster, tmp_path):
-    """Its successor has none of them, and says so by its name."""
+    """Its successor has none of them, and reports another process."""
     path = tmp_path / "agent.py"
     path.write_text(
         "import asyncio, os, pathlib\n"

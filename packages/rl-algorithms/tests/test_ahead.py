@@ -1,4 +1,4 @@
-"""The driver of asynchronous runs with a generator and environments of functions."""
+"""The asynchronous driver with a function-based generator and environments."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tokenizer():
 
 
 class Sync:
-    """Publishes and loads numbers in the place of weights."""
+    """Publishes and loads numbers instead of weights."""
 
     def __init__(self, generation):
         self.generation, self.loads = generation, []
@@ -80,7 +80,7 @@ def loader_of(tokenizer, prompts=LETTERS, size=2, **options):
 
 
 class Run:
-    """A sampler with its parts, and a trainer that takes its steps."""
+    """A sampler with its parts, and a trainer that steps it."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class Run:
         if result is None:
             return None, metrics
         prompts = [log[0]["content"][:1] for log in result.message_logs]
-        assert prompts[::2] == prompts[1::2]  # groups are whole, and together
+        assert prompts[::2] == prompts[1::2]  # groups are complete and contiguous
         return "".join(prompts[::2]), metrics
 
 
@@ -162,7 +162,7 @@ def good(log, info):
 
 
 class Keeping(scripted.Judge):
-    """Notes which conversations begin and end."""
+    """Records which conversations begin and end."""
 
     def __init__(self):
         super().__init__(lambda log, info: (1.0, info["number"] % 2 == 0, "cde"))
@@ -181,7 +181,7 @@ class Keeping(scripted.Judge):
 class TestStep:
     def test_rows_are_those_of_a_rollout(self, tokenizer, tmp_path):
         def judge(log, info):
-            # The first prompt ends after a turn, the others go on.
+            # The first prompt ends after a turn, the others continue.
             return float(len(log)), log[0]["content"] == "a", "cde"
 
         def sample(call, row, seed):
@@ -220,7 +220,7 @@ class TestStep:
         ) as run:
             [run.step() for _ in range(4)]
             run.sampler.next_step()
-        # Half of them end by themselves, the others at the limit of turns.
+        # Half of them end on their own, the others at the turn limit.
         assert len(environment.begun) == 16
         assert sorted(environment.begun) == sorted(environment.closed)
         assert len(set(environment.seeds)) == 8
@@ -423,7 +423,7 @@ class TestResume:
         (odd, answer), *_ = saved.answers.items()
         strange = replace(answer.played, metadata=[object()])
         more = {**saved.answers, 99: replace(answer, played=strange)}
-        # What is no plain value is left out, and nothing else.
+        # Only values that are not plain are left out.
         assert write_answers(tmp_path, more) == {99}
         again = read_answers(tmp_path)
         assert set(again) == set(saved.answers)
@@ -436,7 +436,7 @@ class TestResume:
         with Run(tokenizer, tmp_path, good, max_staleness=0, saved=held) as run:
             assert run.step()[0] == "ab"
             first = run.generation.calls[0]
-        # Only those of the prompt whose reward was still missing.
+        # Only those of the prompt with a missing reward.
         assert first.size == 2
 
     def test_after_a_run_in_turns(self, tokenizer, tmp_path):
@@ -554,7 +554,7 @@ class TestEnvironmentOfSeveralThreads:
 
 
 class Clocked:
-    """A judge whose verdicts take as long as the test says."""
+    """A judge whose verdicts take as long as the test sets."""
 
     def __init__(self, clock):
         self.clock, self.sizes, self.verdict_s = clock, [], 0.0
@@ -588,14 +588,14 @@ def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
         desk._call(desk._waiting[:size])
         return size
 
-    # Nothing is known in the beginning; then a share, so that all threads have work.
+    # Nothing is known at first; then a share, so that all threads have work.
     assert size_of_call(64, 0.0001) == 1
     for _ in range(30):
         size_of_call(64, 0.0001)
     assert size_of_call(64, 0.0001) == 16
     assert size_of_call(5, 0.0001) == 2
     assert size_of_call(1, 5.0) == 1
-    # One that was slow counts for a while.
+    # A slow one counts for a while.
     assert size_of_call(64, 0.0001) == 1
     assert judge.sizes[-1] == 1
     assert not failures
@@ -631,7 +631,7 @@ class TestAgents:
         assert loads[:2] == [1, 2]
 
     def test_tokens_know_the_weights_of_their_turn(self, tokenizer, tmp_path):
-        """Weights move while an agent uses a tool, between two of its requests."""
+        """Weights change while an agent uses a tool, between two of its requests."""
         moved = threading.Event()
 
         async def agent(task, client):
@@ -656,8 +656,8 @@ class TestAgents:
                     versions = int(part.token_versions.max()), int(main.max())
                     assert int(rows.rows["weight_version"][row]) == min(versions)
                     found.setdefault(log[0]["content"][0], set()).add(versions)
-        # The first request of the held agents came before the weights, and the second
-        # after: two requests without a history in common, the older one first.
+        # The first request of the held agents came before the weights, the second
+        # after: two requests without a common history, the older one first.
         assert found["a"] <= {(0, 1), (0, 2)}
         assert all(first <= second for pair in found.values() for first, second in pair)
 

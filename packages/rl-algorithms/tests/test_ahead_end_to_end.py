@@ -32,7 +32,7 @@ CORRECTED = {"loss_fn.use_importance_sampling_correction": True}
 
 
 def from_json(value):
-    """Return what `json` has read with tuples in the place of lists."""
+    """Return `json` output with tuples instead of lists."""
     if isinstance(value, list):
         return tuple(map(from_json, value))
     if isinstance(value, dict):
@@ -61,7 +61,7 @@ def train(pool, model, folder, *, resume=False, algorithm="grpo", **settings):
 
 
 def trained(result):
-    """What training made of the run, besides what only one of two kinds reports."""
+    """Return what the run trained on, without metrics that only one kind reports."""
     return [
         {
             key: value
@@ -98,7 +98,7 @@ class TestSynchronousOrder:
 
 
 def logs(folder):
-    """The lines of the event logs of a run, as JSON, oldest log first."""
+    """Return the lines of a run's event logs as JSON, oldest log first."""
     return [
         [json.loads(line) for line in path.read_text().splitlines()]
         for path in sorted((folder / "asynchronous").glob("events_*.jsonl"))
@@ -106,7 +106,7 @@ def logs(folder):
 
 
 def trained_prompts(log, *, up_to):
-    """Numbers of the prompts of the steps before `up_to` that a log has as done."""
+    """Return prompt numbers of the steps before `up_to` that a log marks as done."""
     found = []
     asked = {}
     for entry in log[1:]:
@@ -114,13 +114,13 @@ def trained_prompts(log, *, up_to):
             found += asked[entry["event"]["step"]]
         for action in entry["actions"]:
             if action["type"] == "Train":
-                # A named tuple is a list in JSON: its number, its rows.
+                # JSON turns a named tuple into a list: its number, its rows.
                 asked[action["step"]] = [group[0] for group in action["groups"]]
     return found
 
 
 class Broken(rl.Callback):
-    """Ends a run in the middle of a step, as a crash would."""
+    """Ends a run mid-step, as a crash would."""
 
     def __init__(self, step):
         self._step = step
@@ -131,7 +131,7 @@ class Broken(rl.Callback):
 
 
 class Pausing(rl.Callback):
-    """Has the run paused after its second step, until nothing is waited for."""
+    """Pauses the run after its second step, until nothing is pending."""
 
     def __init__(self, run):
         self._run, self.seen = run, []
@@ -150,7 +150,7 @@ class Pausing(rl.Callback):
         try:
             rl.control_run(self._run, "pause", deadline_s=60.0)
             self.seen.append(run_state(self._run))
-            # New weights are still loaded where the trainer has just sent them.
+            # Weights that the trainer has just sent may still be loading.
             look, end_s = threading.Event(), time.monotonic() + 60.0
             while (waits := self._waits()) is not None:
                 assert time.monotonic() < end_s, waits
@@ -164,7 +164,7 @@ class Pausing(rl.Callback):
             self._error = self._error or error
 
     def _waits(self):
-        """What a limit on time is running for; a pause may take any time."""
+        """Return the waits that have a deadline; a pause may take any time."""
 
         def ask(schedule):
             is_idle = not schedule._state.tasks and schedule.next_deadline_s() is None
@@ -238,7 +238,7 @@ class TestAhead:
         (log,) = logs(run)
         kinds = [entry["event"]["type"] for entry in log[1:]]
         begin, end = kinds.index("RunPaused"), kinds.index("RunResumed")
-        # What was under way is finished, and as much as the schedule has places for.
+        # Answers in flight are finished, up to the number the schedule has room for.
         assert "Answered" in kinds[begin:end]
         assert "StepTrained" not in kinds[begin:end]
         assert sorted(trained_prompts(log, up_to=8)) == list(range(32))
@@ -256,7 +256,7 @@ class TestAhead:
         assert result.steps == 8
         first, second = logs(result.run_dir)
         assert second[0]["state"]["step"] == 2
-        # More than the prompts of the steps were begun by then.
+        # More prompts than those of the steps had been started by then.
         assert second[0]["state"]["position"] > 8
         prompts = trained_prompts(first, up_to=2) + trained_prompts(second, up_to=8)
         assert sorted(prompts) == list(range(32))
@@ -277,7 +277,7 @@ class TestAhead:
         assert result.history.column("train:asynchronous/staleness_max")[1][-1] == 1.0
         first, *later = RolloutFiles(result.run_dir, 0).read()
         assert first["versions"][0][0] == 0
-        # Of the same weights at first; then the trainer's are one step ahead.
+        # Same weights at first; then the trainer's are one step ahead.
         assert first["trainer_logprobs"] == pytest.approx(first["logprobs"], abs=1e-3)
         assert all(len(r["trainer_logprobs"]) == r["length"] for r in later)
 

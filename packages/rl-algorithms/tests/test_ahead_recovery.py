@@ -1,4 +1,4 @@
-"""Sampling ahead whose trainer is lost, and comes back at an earlier step."""
+"""Sampling ahead when the trainer is lost and returns at an earlier step."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TestGoesBack:
         ) as run:
             seen = run.step()[0]
             saved = run.sampler.state()
-            # "c" is scored and "d" is in flight as the trainer is lost.
+            # "c" is scored and "d" is in flight when the trainer is lost.
             end_s = time.monotonic() + DEADLINE_S
             while len(run.sampler.state().answers) < 2:
                 assert time.monotonic() < end_s
@@ -157,7 +157,7 @@ class TestWeightsOfALostTrainer:
             assert run.sampler.lose_trainer("rank 0 is gone")
             run.sampler.trainer_is_back(saved, 1)
             release.set()
-            # What was loaded late is not confirmed: it is loaded once more.
+            # A late load is not confirmed: the weights are loaded again.
             seen += "".join(run.step()[0] for _ in range(3))
         assert seen == LETTERS
         assert run.sync.loads == ([1, 2, 3] if fails else [1, 1, 2, 3])
@@ -208,7 +208,7 @@ class TestWeightsOfALostTrainer:
             seen += "".join(run.step()[0] for _ in range(3))
             calls = [call["seeds"].tolist() for call in run.generation.calls]
         assert seen == LETTERS
-        # The same answers, which the loss has cost no attempt.
+        # The same answers; the loss of the trainer has cost them no attempt.
         assert calls[1] == calls[2]
         assert len(calls) == 5
 

@@ -1,4 +1,4 @@
-"""Finished answers in the folder of a checkpoint, without a run."""
+"""Finished answers in a checkpoint folder, without a run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENDING = next(iter(ConversationOutcome))
 
 
 def played(*, shift=0, metadata=None, error=None):
-    """A row whose tensors have values and types that are told apart."""
+    """Return a row whose tensors have distinguishable values and types."""
     tokens = torch.arange(6).reshape(1, 6) + shift
     branch = Branch(
         tokens[0, :2],
@@ -70,7 +70,7 @@ def answer(prompt, version, *, sample=0, **row):
 
 
 def same(found, expected):
-    """Whether two values are equal, tensors bitwise, and of the same types."""
+    """Return whether two values are equal, tensors bitwise and of the same types."""
     if type(found) is not type(expected):
         return False
     if isinstance(found, torch.Tensor):
@@ -92,7 +92,7 @@ def same(found, expected):
 
 
 def state(*groups, step=3):
-    """A saved state with these groups: prompt, and rows and versions of its answers."""
+    """Return a saved state with these groups: prompt, rows and versions of answers."""
     return {
         "step": step,
         "groups": [
@@ -131,9 +131,9 @@ class TestFiles:
         }
         assert write_answers(tmp_path, answers) == {2}
         found = read_answers(tmp_path)
-        # What was begun of it must not shift the tensors of the next one.
+        # Its partially written tensors must not shift those of the next one.
         assert same(found, {1: answers[1], 3: answers[3]})
-        # Nor does it stay in the file.
+        # Nor does it remain in the file.
         write_answers(tmp_path / "others", {1: answers[1], 3: answers[3]})
         name = "asynchronous/answers.safetensors"
         sizes = {(tmp_path / at / name).stat().st_size for at in ("", "others")}
@@ -156,7 +156,7 @@ class TestSaved:
         write_answers(tmp_path, {1: answer(5, 2), 9: answer(8, 2)})
         found = SavedAhead.read(state((5, [1, 2]), (6, [3])), tmp_path)
         assert saved_rows(found.state) == [1]
-        # Nor is kept what the state does not name.
+        # Anything the state does not name is dropped.
         assert list(found.answers) == [1]
 
     def test_without_a_folder_all_are_sampled_again(self):
@@ -167,13 +167,13 @@ class TestSaved:
     @pytest.mark.parametrize(
         ("versions", "kept"),
         [
-            # Two prompts per step, from step 3 on, of which tokens may be a step old.
+            # Two prompts per step, from step 3 on, with tokens at most one step old.
             ([3, 3, 3], [0, 1, 2]),
             ([2, 2, 3], [0, 1, 2]),
-            # The third one would come in step 4.
+            # The third would come in step 4.
             ([2, 2, 2], [0, 1]),
             ([1, 3, 2], [1, 2]),
-            # What is given up takes no place from the others.
+            # Dropped groups take no place from the others.
             ([1, 2, 2], [1, 2]),
         ],
     )

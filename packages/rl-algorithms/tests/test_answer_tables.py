@@ -1,4 +1,4 @@
-"""Which answers trackers get as tables, and when."""
+"""Which answers are sent to trackers as tables, and when."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ANSWER = {"reward": 1.0, "group": 0, "prompt": "1+1=", "response": "2", "tokens"
 
 
 class Tables(JsonlSink):
-    """Keeps the tables that it is given."""
+    """Keeps the tables that it receives."""
 
     def __init__(self, log_dir: Path) -> None:
         super().__init__(log_dir)
@@ -26,7 +26,7 @@ class Tables(JsonlSink):
         self.given.append((name, step, columns, rows))
 
 
-# Its factory takes a folder alone.
+# Its factory takes only a folder.
 Tables.config_class = None  # type: ignore[assignment]
 
 

@@ -63,7 +63,7 @@ def test_a_step_waits_for_what_would_be_too_old_without_it():
 
 
 def test_a_step_waits_where_later_steps_could_not_take_all_that_is_left():
-    # Four groups that can wait until step 2, of which steps 1 and 2 take two each.
+    # Four groups that can wait until step 2; steps 1 and 2 take two each.
     waiting = [group(number, 1) for number in range(4)]
     ahead = [group(number, 2, is_finished=True) for number in (4, 5)]
     assert buffer_of(*waiting, *ahead).take(1, is_last=False) is None
@@ -85,7 +85,7 @@ def test_answers_are_sampled_in_the_order_of_the_data():
     begun.answers[1].phase = AnswerPhase.UNSENT
     buffer = buffer_of(fresh, begun)
     assert buffer.first_unsent(0, 0) == (fresh, fresh.answers[0])
-    # Step 2 is too late for weights 0: only what was begun goes on.
+    # Step 2 is too late for weights 0: only answers already started continue.
     assert buffer.first_unsent(2, 0) == (begun, begun.answers[1])
     assert buffer_of(group(0, 0)).first_unsent(0, 0) is None
 

@@ -1,4 +1,4 @@
-"""A run that is killed at any event loses no prompt and trains on none twice."""
+"""A run killed at any event loses no prompt and trains on none twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Driver, settings = _module.Driver, _module.settings
 
 
 def trained_before(driver, state):
-    """Return the prompts of the steps that a checkpoint has in its weights."""
+    """Return the prompts of the steps that a checkpoint's weights include."""
     steps = driver.trained[: state["step"]] if state else []
     return [number for step in steps for number in step]
 
@@ -49,10 +49,10 @@ def test_a_killed_driver_goes_on_where_its_checkpoint_is(data, kill_at):
 
 
 def resumed_state(max_staleness=2):
-    """Return a state with groups that are finished and groups that are not."""
+    """Return a state with finished and unfinished groups."""
     driver = Driver(settings(max_staleness=max_staleness, checkpoint_period=2))
     driver.begin()
-    # The trainer is slow: everything else gets ahead of it.
+    # The trainer is slow: everything else runs ahead of it.
     while not driver.of(act.SaveCheckpoint):
         others = [a for a in driver.asked if not isinstance(a, act.Train)]
         driver.answer((others or driver.asked)[0])

@@ -1,4 +1,4 @@
-"""When waits end."""
+"""When waits time out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A schedule that is told the same does the same, bit by bit."""
+"""A schedule is deterministic: the same events yield the same actions, bit by bit."""
 
 from __future__ import annotations
 

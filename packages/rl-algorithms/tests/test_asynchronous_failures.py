@@ -1,4 +1,4 @@
-"""Workers that fail and waits that end."""
+"""Failing workers and expiring waits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_generator_that_was_replaced_loads_weights_before_it_samples():
 
 def test_a_trainer_that_fails_in_the_same_step_is_given_up():
     policy = RestartPolicy(max_restarts=2, backoff_s=0.0)
-    # Between the checkpoint and the bad step there is a good one each time.
+    # There is a good step between the checkpoint and the bad one each time.
     driver = one_worker(max_staleness=0, checkpoint_period=2, restarts=policy)
     for _ in range(200):
         if driver.schedule.end is not None:
@@ -66,7 +66,7 @@ def test_overdue_work_is_done_elsewhere_and_a_silent_worker_ended():
     silent, *_ = driver.of(act.Sample)
     deadline_s = driver.schedule.next_deadline_s()
     assert deadline_s is not None
-    # The other generator says something in time.
+    # The other generator reports in time.
     for sample in [a for a in driver.asked if isinstance(a, act.Sample)]:
         if sample.worker != silent.worker:
             driver.answer(sample)

@@ -1,4 +1,4 @@
-"""A trainer that is lost and comes back while answers are in flight."""
+"""A trainer that is lost and returns while answers are in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ one_worker = _module.one_worker
 
 
 def in_step(number, **changes):
-    """Return a driver in a step, with every answer asked for but not given.
+    """Return a driver in a step, with every answer requested but pending.
 
     One prompt per step, one answer per prompt, a checkpoint after each step.
     """
@@ -65,7 +65,7 @@ def test_answers_of_restored_weights_are_trained_on_at_once():
 
 
 def in_flight(driver):
-    """Return the answer that the generator samples with the newest weights."""
+    """Return the answer being sampled with the newest weights."""
     driver.answer_all(act.LoadWeights)
     (sample,) = [a for a in driver.asked if isinstance(a, act.Sample)]
     return sample
@@ -77,14 +77,14 @@ def test_an_answer_in_flight_goes_on_and_is_believed(arrives):
     sample = in_flight(driver)
     assert not [a for a in lose(driver) if isinstance(a, act.Cancel)]
     if arrives == "before":
-        # While nobody trains; it is scored.
+        # While nothing trains; it is scored.
         assert [type(a) for a in driver.answer(sample)] == [act.Score]
     assert not [a for a in come_back(driver) if isinstance(a, act.Cancel)]
     if arrives == "after":
         assert act.Score in [type(a) for a in driver.answer(sample)]
     driver.run()
     assert sampled(driver).count(sample.prompt.number) == 1
-    # The second step is begun twice.
+    # The second step starts twice.
     steps = driver.trained[:1] + driver.trained[2:]
     assert sorted(number for step in steps for number in step) == [*range(8)]
 
@@ -118,7 +118,7 @@ def test_all_comes_again_without_a_checkpoint():
     lose(driver)
     come_back(driver)
     driver.run()
-    # Steps 0 and 1 are repeated, and step 2 is begun again.
+    # Steps 0 and 1 are repeated, and step 2 starts again.
     assert [n for step in driver.trained[3:] for n in step] == [*range(8)]
 
 

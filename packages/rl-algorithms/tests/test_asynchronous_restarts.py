@@ -1,4 +1,4 @@
-"""How often and after which pause a worker is started again."""
+"""How often, and after which delay, a worker is restarted."""
 
 from __future__ import annotations
 

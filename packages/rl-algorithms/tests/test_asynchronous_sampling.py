@@ -1,4 +1,4 @@
-"""Which answers are asked for, and what becomes of those that come back."""
+"""Which answers are requested, and what happens to the ones that return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_sampling_goes_on_while_the_trainer_works():
         driver.answer(next(a for a in driver.asked if isinstance(a, act.Sample)))
         driver.answer_all(act.Score)
     driver.answer_all(act.Sample)
-    # Step 1 can use two more groups of version 0, and no further one.
+    # Step 1 can use two more groups of version 0, and no more.
     assert {s.prompt.number for s in driver.of(act.Sample)} == {0, 1, 2, 3}
     assert {s.version for s in driver.of(act.Sample)} == {0}
 
@@ -58,7 +58,7 @@ def test_generators_take_new_weights_between_tokens():
     driver.answer(load)
     driver.answer(second, oldest_version=0, newest_version=1)
     driver.answer_all(act.Score)
-    # Its age counts from its oldest token: version 0 is one step old in step 1.
+    # Its age is that of its oldest token: version 0 is one step old in step 1.
     assert driver.trained == [[0], [1]]
 
 

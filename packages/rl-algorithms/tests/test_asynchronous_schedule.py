@@ -1,4 +1,4 @@
-"""What the schedule decides as a whole, and the events that it refuses."""
+"""The schedule's overall decisions, and the events that it rejects."""
 
 from __future__ import annotations
 

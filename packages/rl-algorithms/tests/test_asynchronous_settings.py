@@ -1,4 +1,4 @@
-"""Settings that cannot be are refused with the remedy."""
+"""Invalid settings are rejected with the remedy."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from rl_algorithms.asynchronous.staleness import StalenessRule
 
 
 def can_be_ordered(versions, next_step, rule):
-    """Try every order of the groups, steps filled one after the other."""
+    """Try every order of the groups, filling steps one after the other."""
     return any(
         all(
             next_step + place // rule.num_prompts_per_step

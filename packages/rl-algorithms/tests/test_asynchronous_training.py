@@ -1,4 +1,4 @@
-"""Steps, checkpoints and the way back."""
+"""Steps, checkpoints and going back."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_step_waits_for_a_group_that_would_be_too_old_without_it():
     driver = one_worker(max_staleness=1, answers_per_generator=4)
     slow, other = driver.of(act.Sample)
     finish(driver, other)
-    # Prompt 0 fits into step 1, so step 0 begins without it.
+    # Prompt 0 fits into step 1, so step 0 starts without it.
     assert driver.trained == [[1]]
     driver.answer_all(act.Train)
     assert driver.of(act.Train)[-1].step == 0, "step 1 waits for prompt 0"
@@ -45,7 +45,7 @@ def test_a_dead_trainer_goes_back_to_the_checkpoint():
     driver.answer_all(act.SaveCheckpoint)
     while len(driver.of(act.SaveCheckpoint)) < 2:
         driver.answer(driver.asked[0])
-    # Step 1 is done and not saved: prompt 1 is trained on again, with new weights.
+    # Step 1 is done but not saved: prompt 1 is trained on again, with new weights.
     driver.tell(ev.WorkerFailed(driver.now_s, TRAINER, 0, "rank 3 is gone"))
     driver.run()
     assert driver.trained == [[0], [1], [1], [2], [3]]
@@ -70,7 +70,7 @@ def test_a_paused_run_expects_no_step_however_long():
     while not driver.of(act.Train):
         driver.answer(driver.asked[0])
     driver.tell(ev.RunPaused(driver.now_s))
-    # What is under way goes on, and fills the places of later steps.
+    # Answers in flight continue, and fill the places of later steps.
     while any(isinstance(asked, act.Sample | act.Score) for asked in driver.asked):
         asked = next(a for a in driver.asked if isinstance(a, act.Sample | act.Score))
         driver.answer(asked)

@@ -1,4 +1,4 @@
-"""What a run waits for, in words."""
+"""Descriptions of what a run is waiting for."""
 
 from __future__ import annotations
 

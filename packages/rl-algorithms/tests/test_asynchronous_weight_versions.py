@@ -99,6 +99,6 @@ def test_versions_of_an_answer_are_those_that_it_can_have(
     versions = confirmed(updates)
     if updates == "between_tokens":
         versions.publish(0, 4)
-        # The weights may be there before their confirmation is.
+        # The weights may arrive before their confirmation.
         versions.send(FIRST, 4)
     assert versions.explains(FIRST, oldest, newest, 3) is is_explained

@@ -42,7 +42,7 @@ def names():
 
 
 def load(path):
-    """Import a name as a script does, without its warning."""
+    """Import a name as a script does, suppressing its warning."""
     module, _, name = path.rpartition(".")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -110,7 +110,7 @@ def test_every_absent_module_says_what_to_use_instead(module):
 def test_an_unknown_name_is_told_with_the_nearest(statement, message):
     with pytest.raises(ImportError, match=message) as told:
         exec(statement)
-    # What an installed user has: the map itself, and no file of the repository.
+    # What an installed user has: the map alone, without the repository's files.
     assert "rl_algorithms.compat.nemo_rl --table lists what is" in str(told.value)
     assert ".md" not in str(told.value)
 
@@ -121,7 +121,7 @@ def test_modules_that_have_only_the_beginning_in_common_are_not_alike():
     assert "did you mean" not in str(told.value)
 
 
-# Every name that the guides and the reference of NeMo RL mention, by module.
+# Every name that NeMo RL's guides and reference mention, by module.
 MENTIONED = {
     "nemo_rl.distributed.virtual_cluster": "ClusterConfig PY_EXECUTABLES init_ray "
     "get_ray_cluster_topology select_segment_nodes prepare_segment_topology "
@@ -252,7 +252,7 @@ MENTIONED = {
     "nemo_rl.utils.flops_tracker": "FLOPTracker",
     "nemo_rl.utils.nvml": "get_device_uuid get_free_memory_bytes",
     "nemo_rl.package_info": "__version__",
-    # The interface that its guides sketch.
+    # The interface sketched in its guides.
     "nemo_rl": "train GRPOTrainer",
     "nemo_rl.algorithms": "DPOTrainer GRPOTrainer SFTTrainer",
     "nemo_rl.backends": "get_training_backend get_generation_backend",
@@ -310,7 +310,7 @@ def test_losses_that_get_logits_say_so_and_what_to_pass(loss, name):
     assert f"no logits: got {name or 'next_token_logprobs'} [4, 5, 11]" in str(
         told.value
     )
-    # What it says to pass is what the loss takes.
+    # The remedy in the message is what the loss accepts.
     input_ids = torch.randint(0, 11, (4, 5))
     remedy = str(told.value).partition("pass ")[2]
     made = eval(remedy, {"torch": torch, "logits": logits, "input_ids": input_ids})
@@ -501,7 +501,7 @@ def test_decorated_classes_are_unwrapped_for_their_workers():
     assert (made.args, made.kwargs) == ((5,), {"scale": 2})
     loaded = pickle.loads(made.with_options(num_threads=2).portable_class())
     options, env_vars, init_kwargs, _ = loaded.configure_worker(num_gpus=1)
-    # The bundle has the CPUs.
+    # The bundle holds the CPUs.
     assert options == {"max_concurrency": 2, "num_gpus": 0}
     assert (env_vars, init_kwargs) == ({"A": "1"}, {"start": 1})
     assert pickle.loads(builder(Plain).portable_class()).__name__ == "Plain"
@@ -606,7 +606,7 @@ def test_the_reference_column_of_dpo_is_rolled_back_or_refused():
     with pytest.warns(DifferenceWarning, match="rolled by -1"):
         found, metrics = theirs(rolled, *counts, logprobs)
     assert found == expected
-    # Where the column is read as it lies, the loss is another one.
+    # Reading the column unshifted gives a different loss.
     assert ours(rolled, *counts, next_token_logprobs=logprobs)[0] != expected
     assert metrics["accuracy"] in (0.0, 0.5, 1.0)
     with pytest.raises(LossInputError, match="must be rolled by -1"):
@@ -693,7 +693,7 @@ def test_distillation_is_mixed_by_default():
     loss_fn = load("nemo_rl.algorithms.loss.DistillationLossFn")
     assert loss_fn({}).config.kl_type == "mixed"
     assert loss_fn({"kl_type": "reverse"}).config.kl_type == "reverse"
-    # With all probability of the student counted, and none outside the top k.
+    # With the student's whole probability counted, and none outside the top k.
     data, counts, _ = loss_batch()
     made = torch.Generator().manual_seed(1)
     whole = torch.log_softmax(torch.randn(4, 4, 5, generator=made), -1)

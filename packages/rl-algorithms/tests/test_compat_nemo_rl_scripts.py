@@ -1,6 +1,6 @@
-"""Programs written for NeMo RL run unchanged, and give the numbers that they should.
+"""Programs written for NeMo RL run unchanged and compute the right numbers.
 
-Each runs in a process of its own through the import map. What it finds is compared with
+Each runs in a process of its own through the import map. Its results are compared with
 numbers computed here from the definitions, in float64 and without this package.
 """
 
@@ -23,7 +23,7 @@ Array = np.ndarray[Any, np.dtype[np.float64]]
 def run_script(
     name: str, folder: Path, *arguments: str, **variables: str
 ) -> tuple[dict[str, Any], str]:
-    """Run a script; return what it found, and what it warned of."""
+    """Run a script; return its results and its warnings."""
     done = subprocess.run(
         [
             *(sys.executable, "-m", "rl_algorithms.compat.nemo_rl"),
@@ -64,7 +64,7 @@ def log_probs(found: dict[str, Any]) -> Array:
 
 
 def importance(config: dict[str, Any], batch: dict[str, Array]) -> Array:
-    """Return the weight of each token for the sampler's part of the mismatch."""
+    """Return the importance weight of each token for the sampler mismatch."""
     weight = np.exp(batch["prev_logprobs"] - batch["generation_logprobs"])
     high = config["truncated_importance_sampling_ratio"]
     low = config["truncated_importance_sampling_ratio_min"] or 0.0
@@ -135,7 +135,7 @@ VARIANTS = (
 def test_every_variant_of_the_loss_script_is_compared(policy: dict[str, Any]) -> None:
     assert set(policy["variants"]) == set(VARIANTS)
     losses = {round(one["loss"], 6) for one in policy["variants"].values()}
-    # Each changes something, or it would prove nothing.
+    # Each must change something, or the test would prove nothing.
     assert len(losses) == len(VARIANTS)
 
 
@@ -243,7 +243,7 @@ def test_the_small_functions_of_the_loss_script(policy: dict[str, Any]) -> None:
     assert policy["masked_mean"] == pytest.approx(9 / 6)
 
 
-# In a process of its own, as other tests of this package keep CPUs of theirs.
+# In a process of its own, as other tests of this package reserve CPUs.
 _CLUSTER = """
 import sys
 import ray
@@ -267,10 +267,10 @@ def sharded(
         text=True,
     ) as cluster:
         assert cluster.stdout is not None
-        # A script of NeMo RL joins a cluster that is there.
+        # A NeMo RL script joins an existing cluster.
         address = cluster.stdout.readline().strip()
         assert address, "the cluster did not start"
-        # Its standard input is closed at the end of the block, which ends it.
+        # Its standard input closes when the block ends, which stops it.
         return *run_script("sharded_workers.py", folder, RAY_ADDRESS=address), folder
 
 
@@ -279,8 +279,8 @@ def test_batches_are_split_along_one_axis_and_repeated_along_the_other(
     sharded: tuple[dict[str, Any], str, Path],
 ) -> None:
     found, _, _ = sharded
-    # Row n has three times n. Global batches of 4 are dealt to two ranks each; workers
-    # of one tensor group get the same rows, of which one answers.
+    # Row n holds n three times. Global batches of 4 are split over two ranks; workers
+    # of one tensor group get the same rows, and one of them answers.
     answers = [(0, [0, 1, 4, 5]), (2, [2, 3, 6, 7])]
     assert found["train"] == [
         {"rank": rank, "gbs": 4, "ids": ids, "loss": 3.0 * sum(ids) * 2}
@@ -312,7 +312,7 @@ def test_calls_reach_the_workers_that_they_name(
     sharded: tuple[dict[str, Any], str, Path],
 ) -> None:
     found, warned, _ = sharded
-    # Coordinate on the axis, and how many batches the worker has trained on.
+    # Coordinate on the axis, and the number of batches that the worker has trained on.
     assert found["where"] == [[0, 3], [1, 2], [0, 3], [1, 2]]
     assert found["multiple"] == [[0, 3], [0, 3]]
     assert found["by_place"] == [1, 2]
@@ -321,7 +321,7 @@ def test_calls_reach_the_workers_that_they_name(
     for one in found["described"]:
         assert one["config"] == {"scale": 2, "nested": {"a": 1, "b": 2}}
         assert (one["world"], one["leads"]) == ("4", None)
-        # The environment of the program, but for what looks like a secret.
+        # The program's environment, without anything that looks like a secret.
         assert (one["driver_said"], one["secret"]) == ("hello", None)
     assert "workers do not get DRIVER_API_KEY" in warned
     assert "init_ray ignores log_dir" in warned
@@ -340,7 +340,7 @@ def test_workers_that_share_a_model_have_one_leader(
     tied = found["tied"]
     assert (tied["dp_size"], tied["leaders"]) == (2, [0, 2])
     bundles = [one["bundles"] for one in tied["described"]]
-    # The class of the script takes bundles and a variable where it has several.
+    # The script's class gets bundles, and a variable, where a group has several.
     assert bundles == [[0, [0, 1]], None, None]
     assert [one["leads"] for one in tied["described"]] == ["1", None, None]
     assert tied["one"]["rank"] == 2
@@ -359,7 +359,7 @@ def test_environments_are_actors_of_classes_that_import_nemo_rl(tmp_path: Path) 
         reward == 0.0 for reward in found["math"]
     ]
     assert found["math_answers"] is None
-    # The secret number is 7; the second row needs three turns, the third has no more.
+    # The secret number is 7; the second row needs three turns, the third runs out.
     assert found["said"] == [
         ["right"], ["higher", "lower", "right"], ["higher", "higher", "higher"],
     ]  # fmt: skip
@@ -401,7 +401,7 @@ def test_rows_are_collated_as_there(batches: dict[str, Any]) -> None:
     assert (found["length"], found["longest"]) == ([3, 2], [3, 3])
     assert found["multiplier"] == [1.0, 0.0]
     assert found["info"] == [{"ground_truth": "0"}, {"ground_truth": "1"}]
-    # Repeated rows are independent: one got a message more.
+    # Repeated rows are independent: one got an extra message.
     assert found["idx"] == [0, 0, 1, 1]
     assert found["messages"] == [2, 1, 1, 1]
     assert found["pairs"] == {
@@ -420,7 +420,7 @@ def test_every_packer_fills_bins_without_overflow(batches: dict[str, Any]) -> No
         rows = sorted(row for one in bins for row in one)
         assert rows == list(range(len(LENGTHS))), name
         assert all(sum(LENGTHS[row] for row in one) <= 100 for one in bins), name
-    # One after the other, a new bin where the next row does not fit.
+    # In order; a new bin when the next row does not fit.
     assert batches["packers"]["CONCATENATIVE"] == [
         [0, 1], [2], [3, 4], [5, 6], [7, 8], [9, 10, 11],
     ]  # fmt: skip
@@ -448,7 +448,7 @@ def test_packed_and_dynamic_shards_hold_each_row_once(batches: dict[str, Any]) -
     assert dynamic["restored"] == list(range(len(LENGTHS)))
     one, two = dynamic["shards"]
     for first, second in zip(one, two, strict=True):
-        # All shards cut alike: by the longest row of either, rounded up to 8.
+        # All shards are cut alike: at the longest row of either, rounded up to 8.
         assert first["width"] == second["width"]
         longest = max(LENGTHS[row] for row in first["idx"] + second["idx"])
         assert first["width"] == -(-longest // 8) * 8
@@ -477,7 +477,7 @@ def test_overrides_reach_interpolated_keys(
     found, _, _ = kept
     policy = found["config"]["policy"]
     assert policy["max_total_sequence_length"] == 64
-    # Four times the length of the override, not of the file.
+    # Four times the override's length, not the file's.
     assert policy["sequence_packing"] == {"train_mb_tokens": 256}
     assert policy["tokenizer"] == {"name": "tiny"}
     assert found["config"]["grpo"] == {"max_num_steps": 4, "seed": 42, "extra": 1}
@@ -488,7 +488,7 @@ def test_checkpoints_are_ranked_and_pruned(
     kept: tuple[dict[str, Any], str, Path],
 ) -> None:
     found = kept[0]["checkpoints"]
-    # Accuracies 0.5, 0.9, 0.7, 0.1: the best two and the newest stay.
+    # Accuracies 0.5, 0.9, 0.7, 0.1: the best two and the newest are kept.
     assert [name for name in found["kept"] if not name.startswith(".")] == [
         "step_2", "step_3", "step_4",
     ]  # fmt: skip
@@ -529,9 +529,9 @@ def test_timers_seeds_and_estimators(kept: tuple[dict[str, Any], str, Path]) -> 
     assert found["timers"]["wrong"] == "ValueError"
     assert found["timers"]["due"] == [True, False, False]
     assert found["seeded"][0] == found["seeded"][1]
-    # 2, 0 and 4 right of 4 answers.
+    # 2, 0 and 4 correct out of 4 answers.
     assert found["pass"] == pytest.approx([0.5 + 1, 5 / 6 + 1, 2.0])
-    # 7 wins and is right, 2 wins and is wrong, 5 is right.
+    # 7 wins and is correct, 2 wins and is wrong, 5 is correct.
     assert found["cons"] == 2.0
     assert found["flat"] == {"a.b": 1, "a.c.0": 1, "a.c.1.d": 2}
     assert "eval_cons_k draws ties by lot" in warned

@@ -1,4 +1,4 @@
-"""The picture of a run: what is drawn, labelled and marked."""
+"""The plot of a run: what is drawn, labelled and marked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 
 def history(**columns: list[float | None]) -> History:
-    """A history by metric, `val_reward=[...]`, one value per step from 0."""
+    """Return a history by metric, `val_reward=[...]`, one value per step from 0."""
     found = History()
     for name, values in columns.items():
         for step, value in enumerate(values):

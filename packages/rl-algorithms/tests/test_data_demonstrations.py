@@ -44,7 +44,7 @@ def chat():
 
 
 def shown(datum, tokenizer):
-    """The whole text, and what of it is learned."""
+    """Return the whole text, and the part that is learned."""
     ids, mask = datum["token_ids"], datum["token_mask"].bool()
     return tokenizer.decode(ids.tolist()), tokenizer.decode(ids[mask].tolist())
 

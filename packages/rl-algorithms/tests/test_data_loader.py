@@ -51,7 +51,7 @@ def test_each_epoch_is_another_permutation():
 def test_resuming_continues_with_the_next_sample(
     num_rows, before, after, taken, shuffle, seed
 ):
-    """Whatever the batch sizes: no sample is lost and none comes twice."""
+    """For any batch size: no sample is lost or repeated."""
 
     def stream(loader, num_samples):
         samples = []

@@ -23,14 +23,14 @@ SOURCES = st.lists(
 
 
 def owners(order, sizes, epoch):
-    """Number of the source of each row of an epoch."""
+    """Return the source index of each row of an epoch."""
     return np.searchsorted(np.cumsum(sizes), order.indices(epoch), side="right")
 
 
 def make_order(pairs, **options):
     sizes, weights = zip(*pairs, strict=True)
     num_rows, total = sum(sizes), sum(weights)
-    # A source whose share is less than a row is refused; tested elsewhere.
+    # A source whose share is below one row is rejected; tested elsewhere.
     assume(all(weight / total * num_rows >= 1 for weight in weights))
     return MixtureOrder(sizes, weights, **options), sizes
 

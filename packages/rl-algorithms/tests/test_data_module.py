@@ -71,7 +71,7 @@ def test_rows_that_do_not_fill_a_step_make_a_smaller_one(tokenizer, tmp_path):
     few = len(ROWS) + 1
     module = make(tokenizer, DataConfig(), train=str(path), batch_size=few)
     assert [batch.size for batch in module.train_loader] == [len(ROWS)]
-    # More than one step: the smaller last one is left out.
+    # With several steps, the smaller last one is dropped.
     module = make(tokenizer, DataConfig(), train=str(path), batch_size=len(ROWS) - 1)
     assert [batch.size for batch in module.train_loader] == [len(ROWS) - 1]
     with pytest.raises(EmptyDatasetError, match="10 rows but a batch takes 11"):

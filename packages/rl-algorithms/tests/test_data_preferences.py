@@ -48,7 +48,7 @@ def chat():
 
 
 def texts(tokenizer, pair):
-    """What each row of a pair says, and what of it is learned."""
+    """Return the text of each row of a pair, and the part that is learned."""
     found = []
     for side in ("chosen", "rejected"):
         ids, mask = pair[f"token_ids_{side}"], pair[f"token_mask_{side}"]

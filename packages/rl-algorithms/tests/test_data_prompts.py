@@ -108,7 +108,7 @@ def test_long_prompts_are_an_error_or_dropped_and_counted(plain):
     drop = DataConfig(on_overlong="drop")
     dataset = process_prompts(rows, plain, drop, max_length=3)
     assert (len(dataset), dataset.num_overlong, dataset.num_source_rows) == (1, 2, 3)
-    # One that is as long as it may be stays.
+    # A prompt of exactly the maximum length is kept.
     dataset = process_prompts(rows, plain, drop, max_length=4)
     assert [datum["length"] for datum in dataset] == [2, 4]
     with pytest.raises(EmptyDatasetError, match="none is left"):

@@ -1,4 +1,4 @@
-"""Streams: rows that are read while they are trained on."""
+"""Streams: rows are read while training is under way."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def finite(count=11):
 
 
 def numbers(rows, name):
-    """Rows whose number is a multiple of five are left out, as over-long ones are."""
+    """Return numbers; multiples of five are dropped, as over-long rows are."""
     found = [int(row["prompt"][:-1]) for row in rows]
     kept = [number for number in found if number % 5]
     if not kept:
@@ -65,7 +65,7 @@ def test_passes_are_shuffled_within_blocks():
     assert first != second
     assert sorted(first) == sorted(second) == [n for n in range(40) if n % 5]
     assert sorted(first[:16]) == [n for n in range(20) if n % 5]
-    # Each block has an order of its own.
+    # Each block is shuffled independently.
     assert [n - 20 for n in first[16:]] != first[:16]
 
 

@@ -33,7 +33,7 @@ DPO = {
 
 
 class Counted:
-    """Counts the rows that a method of the policy was asked for."""
+    """Counts the rows that are passed to a policy method."""
 
     def __init__(self, monkeypatch, name):
         self.rows = 0

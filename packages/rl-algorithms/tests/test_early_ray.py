@@ -51,7 +51,7 @@ def test_ray_starts_while_libraries_are_imported_and_ends_with_the_block() -> No
         [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines() == [
-        # Adopted once, it is its new owner's to close.
+        # Once adopted, it is closed by its new owner.
         "in True [True, False] True",
         "after True True",
         "failed 'no such library'",
@@ -95,7 +95,7 @@ def test_wrong_data_ends_the_cluster_that_was_started_early_and_no_other(
         check=False,
         cwd=tmp_path,
     )
-    # What ends gives its session back as well, which is cleared away later.
+    # Exiting also releases the session, which is cleaned up later.
     left = "EmptyDatasetError True 1" if is_own else "EmptyDatasetError False 0"
     assert done.stdout.splitlines() == ["rows True 1", left], done.stderr
 

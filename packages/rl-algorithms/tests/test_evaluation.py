@@ -42,7 +42,7 @@ def generation(ray_cluster, tiny_model):
 
 
 class LastDigit(EnvironmentInterface):
-    """Reads the last character as the answer; it is right if it is a 7."""
+    """Takes the last character as the answer; 7 is correct."""
 
     def step(self, message_log_batch, metadata):
         answers = [log[-1]["content"][-1:] or None for log in message_log_batch]
@@ -58,8 +58,8 @@ class LastDigit(EnvironmentInterface):
 
 
 class Talkative:
-    """Says two tokens each time; refuses, as backends do, what the context is too
-    short for."""
+    """Emits two tokens per turn; rejects, as backends do, prompts too long for the
+    context."""
 
     weight_version = 0
 
@@ -87,7 +87,7 @@ class Talkative:
 
 
 class Endless(LastDigit):
-    """Always wants another answer."""
+    """Always asks for another answer."""
 
     def step(self, message_log_batch, metadata):
         judged = super().step(message_log_batch, metadata)
@@ -116,7 +116,7 @@ def test_rows_that_nothing_can_judge_are_named(tiny_model):
 
 @pytest.mark.parametrize("context", [None, 32])
 def test_conversations_end_where_the_context_does(tiny_model, context):
-    """That of the model has 64 tokens; a turn takes five, an answer may take four."""
+    """The model's context has 64 tokens; a turn takes five, an answer up to four."""
     generation = Talkative(context or 64, 4)
     result = evaluate(
         tiny_model,

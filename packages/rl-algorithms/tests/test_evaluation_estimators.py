@@ -1,4 +1,4 @@
-"""The estimators against all subsets."""
+"""The estimators against enumeration of all subsets."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(correct, data):
 
 
 def majority(answers, correct):
-    """Credit of one subset, by the definition."""
+    """Return the credit of one subset, by definition."""
     votes = Counter(answer for answer, _ in answers if answer is not None)
     if not votes:
         return 0.0
@@ -77,7 +77,7 @@ def test_one_vote_is_one_attempt(samples):
 def test_many_samples_are_no_burden():
     answers = [str(i % 7) for i in range(64)]
     value = cons_at_k(answers, [a == "0" for a in answers], 32)
-    # Ten of 64 say "0", nine each of the six others: it wins a little more often.
+    # Ten of 64 are "0", the six others nine each: "0" wins slightly more often.
     assert 1 / 7 < value < 0.5
 
 

@@ -1,8 +1,7 @@
 """Every estimator that a page explains, against exact sums over all outcomes.
 
-A batch has one row for each outcome that can be sampled, and `sample_mask` holds its
-probability: so a mean over the rows is an expectation, and an estimator without bias
-gives what it estimates up to rounding.
+A batch has one row per possible outcome, and `sample_mask` holds its probability. So a
+mean over the rows is an expectation, and an unbiased estimator is exact up to rounding.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ ONE = torch.ones((), dtype=torch.float64)
 
 
 def drawn_logits(seed: int, far: float = 1.0) -> dict[str, Tensor]:
-    """Logits [V] of four policies over one token; `far` is how much they differ."""
+    """Return logits [V] of four policies over one token; `far` is their spread."""
     generator = torch.Generator().manual_seed(seed)
     common = torch.randn(V, generator=generator, dtype=torch.float64)
     return {
@@ -48,7 +47,7 @@ def run(
     advantages: Tensor | None = None,
     dtype: torch.dtype = torch.float64,
 ) -> tuple[Tensor, dict[str, float]]:
-    """The loss of answers of one token each, weighted, and its metrics.
+    """Return the loss of answers of one token each, weighted, and its metrics.
 
     Args:
         settings: Of the loss.
@@ -56,7 +55,7 @@ def run(
         tokens: [N] the token of each row.
         logprobs: [V] of the policies by name; without "sampler" the batch has none.
         advantages: [N]; default 0.
-        dtype: What log-probs are given in.
+        dtype: Type of the log-probs.
     """
     names = {
         "old": "prev_logprobs",
@@ -82,7 +81,7 @@ def run(
 def over_tokens(
     settings: dict[str, Any], by: str, logprobs: dict[str, Tensor], **more: Any
 ) -> tuple[Tensor, dict[str, float]]:
-    """The same for one answer of one token, sampled by one of the policies."""
+    """Return the same for one answer of one token, sampled by one of the policies."""
     weights = logprobs[by].detach().exp()
     return run(settings, weights, torch.arange(V), logprobs, **more)
 
@@ -92,7 +91,7 @@ def logprobs_of(logits: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(p || q) of log-probs."""
+    """Return KL(p || q) of log-probs."""
     return (p.exp() * (p - q)).sum()
 
 
@@ -130,7 +129,7 @@ def test_metrics_of_tokens_of_the_sampler(seed, far):
 def test_metrics_of_tokens_of_the_policy_before_the_step(seed):
     found = logprobs_of(drawn_logits(seed))
     old, new = found["old"], found["new"]
-    # With log-probs of the sampler, which is the same policy then, and without.
+    # With and without log-probs of the sampler, which is the same policy here.
     for given in ({}, {"sampler": old}):
         columns = {"old": old, "new": new, "reference": found["reference"], **given}
         loss, metrics = over_tokens({"entropy_coef": 1.0}, "old", columns)
@@ -148,7 +147,7 @@ def test_metrics_of_tokens_of_the_policy_before_the_step(seed):
 @pytest.mark.parametrize("far", [1e-2, 1e-3])
 def test_divergences_near_0_survive_float32(far):
     found = logprobs_of(drawn_logits(3, far))
-    # What float32 holds of them is what is compared.
+    # Compare the values as float32 holds them.
     rounded = {name: value.float().double() for name, value in found.items()}
     _, exact = over_tokens({}, "sampler", rounded)
     _, metrics = over_tokens({}, "sampler", rounded, dtype=torch.float32)
@@ -204,7 +203,7 @@ def gradient(loss: Tensor, logits: Tensor) -> Tensor:
 
 
 def kl_term(kind: str, way: str, logits: dict[str, Tensor], **settings: Any) -> Any:
-    """The KL term of a step that is on-policy: value and gradient."""
+    """Return value and gradient of the KL term of an on-policy step."""
     new = logits["new"].clone().requires_grad_()
     found = logprobs_of({**logits, "new": new})
     options = {
@@ -225,8 +224,8 @@ def kl_term(kind: str, way: str, logits: dict[str, Tensor], **settings: Any) -> 
     return metrics["kl_penalty"], got, exact.item(), gradient(exact, new)
 
 
-# Which estimates have the value of KL(policy || reference), which its gradient; the
-# table of docs/algorithms/grpo.md says the same.
+# Which estimates match the value of KL(policy || reference), and which its gradient;
+# the table in docs/algorithms/grpo.md agrees.
 UNBIASED = {
     ("k1", "score_function"): (True, True),
     ("k2", "score_function"): (False, False),
@@ -261,7 +260,7 @@ def test_the_direct_gradients_are_those_of_other_quantities():
 
 
 def test_weighted_kl_estimates_are_bounded():
-    """A token that the sampler hardly ever writes has a large weight."""
+    """A token that the sampler almost never emits has a large weight."""
     settings = {
         "reference_policy_kl_penalty": 1.0,
         "use_on_policy_kl_approximation": True,
@@ -309,7 +308,7 @@ def group_gradient(
     found = logprobs_of({**logits, "new": new})
     groups = torch.tensor(list(itertools.product(range(V), repeat=size)))
     tokens = groups.flatten()
-    # Each answer stands for 1 / size of its group.
+    # Each answer counts for 1 / size of its group.
     weights = found["new"].detach()[groups].sum(1).exp().repeat_interleave(size) / size
     columns: dict[str, Any] = {}
     config = ClippedPGLossConfig(**loss)
@@ -361,7 +360,7 @@ def test_rloo_has_the_gradient_of_reward_and_kl(size):
         for kind in ("k1", "k2", "k3")
     }
     torch.testing.assert_close(got["k1"], wanted)
-    # A reward must be k1.
+    # As a reward it must be k1.
     assert not torch.allclose(got["k2"], wanted, rtol=1e-2)
     assert not torch.allclose(got["k3"], wanted, rtol=1e-2)
 
@@ -372,7 +371,7 @@ def test_as_a_reward_other_estimates_than_k1_are_too_weak_near_the_reference(kin
     settings = {"disable_ppo_ratio": True, "use_kl_in_reward": True}
 
     def pull(name):
-        """The gradient of the KL alone: the reward's is taken out."""
+        """Return the gradient of the KL alone, without the reward's."""
         penalties = (
             {**settings, "reference_policy_kl_penalty": weight}
             for weight in (1.0, 1e-9)
@@ -426,7 +425,7 @@ def test_the_correction_makes_answers_of_the_sampler_count_as_the_policys(correc
 @pytest.mark.parametrize("outside", [{}, {"bucket_outside_topk": True}])
 @pytest.mark.parametrize("kind", ["forward", "reverse", "mixed", "jsd"])
 def test_divergences_over_a_whole_vocabulary(kind, outside):
-    """Where the teacher's k tokens are all there are, nothing is left to estimate."""
+    """If the teacher's k tokens are the whole vocabulary, nothing is estimated."""
     logits = drawn_logits(5)
     teacher, student = logits["old"], logits["new"]
     p, q = teacher.log_softmax(-1), student.log_softmax(-1)
@@ -450,7 +449,7 @@ def test_divergences_over_a_whole_vocabulary(kind, outside):
         student_topk_logits=student.expand(1, 1, V),
         student_log_normalizer=student.logsumexp(-1).expand(1, 1),
     )
-    # The bucket of all other tokens has at least the probability 1e-8.
+    # The bucket of all other tokens has a probability of at least 1e-8.
     assert loss.item() == pytest.approx(float(exact[kind]), rel=1e-6)
 
 

@@ -45,7 +45,7 @@ def test_the_disagreement_of_a_row_is_the_mean_over_its_own_tokens():
     trainer = torch.zeros(2, 8)
     sampler = torch.tensor([[0.0, 0.7] + [0.0] * 6, [0.0, *[0.7] * 7]])
     mask = (sampler != 0).float()
-    # exp(0.7) is 2.01, however many tokens of the row are not trained on.
+    # exp(0.7) is 2.01, however many of the row's tokens are untrained.
     found, lost = mask_sequence_logprob_error(
         torch.ones(2), mask, sampler, trainer, 1.9
     )
@@ -55,7 +55,7 @@ def test_the_disagreement_of_a_row_is_the_mean_over_its_own_tokens():
 
 
 def rows(*rewards: float) -> BatchedDataDict:
-    """Groups of two."""
+    """Return rows in groups of two."""
     count = len(rewards)
     return BatchedDataDict(
         {

@@ -18,7 +18,7 @@ from rl_distributed.errors import ConfigError
 from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 Row = dict[str, Any]
-# Taken before any test runs: others may register formats of their own.
+# Captured before any test runs: others may register formats of their own.
 BUILT_IN = data_formats.names()
 USER = [{"role": "user", "content": "Name a bird."}]
 HELPSTEER3: Row = {
@@ -151,7 +151,7 @@ def test_alone_a_format_names_its_data_set(name: str) -> None:
     form = data_formats.get(name)
     assert (config.train.path, config.train.subset) == (form.hub_name, form.subset)
     assert form.licence
-    # What is written down with a run means the same again.
+    # A saved format means the same when it is read back.
     assert DataConfig.from_dict(config.to_dict()) == config
 
 

@@ -16,7 +16,7 @@ from rl_distributed.errors import ConfigError
 
 
 def rollout(*rewards: float, **columns: torch.Tensor) -> BatchedDataDict:
-    """Groups of two; row i has a prompt token and i + 1 sampled ones."""
+    """Return groups of two; row i has a prompt token and i + 1 sampled ones."""
     count = len(rewards)
     lengths = torch.arange(count) + 2
     place = torch.arange(int(lengths.max()))
@@ -46,7 +46,7 @@ def test_rows_that_teach_nothing_are_cut_off():
     rows, metrics = build(rollout(1, 0, 3, 3), drop_zero_variance_groups=True)
     assert rows is not None
     assert rows.size == 2
-    # The widest rows are gone, and their columns with them.
+    # The widest rows are gone, and with them their columns.
     assert rows["input_ids"].shape == rows["generation_logprobs"].shape == (2, 3)
     assert rows["advantages"].tolist() == pytest.approx([2**0.5, -(2**0.5)])
     assert metrics["zero_variance_rate"] == 0.5
@@ -74,7 +74,7 @@ def test_scaling_comes_before_shaping_and_the_spread_is_that_before():
         adv_estimator={"use_leave_one_out_baseline": False},
     )
     assert rows is not None
-    # 10 and 0 become 10 and -1; the spread of 10 and 0 divides.
+    # 10 and 0 become 10 and -1; the divisor is the spread of 10 and 0.
     spread = 50**0.5
     assert rows["advantages"].tolist() == pytest.approx([5.5 / spread, -5.5 / spread])
     assert float(metrics["shaped_reward"]) == 4.5
@@ -84,7 +84,7 @@ def test_scaling_comes_before_shaping_and_the_spread_is_that_before():
 def test_kl_becomes_a_penalty_on_tokens():
     rows = rollout(1, 1)
     rows["prev_logprobs"] = -1.0 * rows["token_mask"]
-    rows["prev_logprobs"][:, 0] = math.nan  # nobody looks there
+    rows["prev_logprobs"][:, 0] = math.nan  # this column is never read
     rows["reference_policy_logprobs"] = -1.5 * rows["token_mask"]
     config = ClippedPGLossConfig(
         use_kl_in_reward=True,

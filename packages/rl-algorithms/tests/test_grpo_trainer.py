@@ -1,4 +1,4 @@
-"""The steps of GRPO with real rollouts, and models that only count; without Ray."""
+"""GRPO steps with real rollouts and models that only count; without Ray."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SEED = 7
 
 
 class CountingPolicy:
-    """Counts its optimizer steps: that is all its weights are."""
+    """Counts its optimizer steps; the count is its only weight."""
 
     def __init__(self):
         self.num_steps = 0
@@ -55,7 +55,7 @@ class CountingPolicy:
 
 
 class Generator(scripted.TokenGenerator):
-    """Samples tokens by their seeds, and notes with which weights."""
+    """Samples tokens by seed, and records the weights used."""
 
     def __init__(self):
         super().__init__(
@@ -70,7 +70,7 @@ class Generator(scripted.TokenGenerator):
 
 
 class Sync:
-    """Hands the weights over when it is asked to."""
+    """Hands over the weights on request."""
 
     def __init__(self, policy, generation):
         self.policy, self.generation, self.is_stale = policy, generation, True
@@ -121,13 +121,13 @@ def make(tmp_path, monkeypatch):
 
 
 def by_answer(log, info):
-    """Rewards differ within a group, as its answers do."""
+    """Return rewards that differ within a group, as its answers do."""
     return float(sum(map(ord, log[-1]["content"])) % 7), True, ""
 
 
 @pytest.mark.parametrize("steps_per_batch", [1, 4])
 def test_answers_are_sampled_with_the_newest_weights(make, steps_per_batch):
-    """And each version is the number of optimizer steps behind the weights."""
+    """Each version is the number of optimizer steps behind the weights."""
     batch = 8 // steps_per_batch
     trainer = make(train_global_batch_size=batch, train_micro_batch_size=batch)
     result = trainer.fit(ROWS, environment=Judge(by_answer))
@@ -164,7 +164,7 @@ def test_rows_that_nothing_can_judge_are_named_before_the_first_step(make, held_
 
 
 def test_weights_that_a_validation_got_are_not_sent_again(make):
-    """`Sync` refuses a version that the generator has."""
+    """`Sync` rejects a version that the generator already has."""
     trainer = make(val_period=1, max_num_steps=2)
     trainer.fit(ROWS, val_dataset=ROWS, environment=Judge(by_answer))
     validations = [(1, 1), (2, 2)]
@@ -180,7 +180,7 @@ def test_a_step_without_training_syncs_nothing(make):
 
 
 def test_further_batches_of_dynamic_sampling_have_noise_of_their_own(make):
-    """A prompt's place counts over all batches of a step."""
+    """A prompt's index counts over all batches of a step."""
     judged = iter(range(1000))
 
     def dull_at_first(log, info):
@@ -201,7 +201,7 @@ def test_further_batches_of_dynamic_sampling_have_noise_of_their_own(make):
 
 
 class TestAccuracy:
-    """`val:accuracy` is there where something says which answers are right."""
+    """`val:accuracy` exists if something marks answers as correct."""
 
     def fit(self, make, environment=None, reward_fn=None, **settings):
         trainer = make(val_at_end=True, max_num_steps=1, val_batch_size=3, **settings)
@@ -247,7 +247,7 @@ class TestAccuracy:
         assert result.stop_reason == why
 
     def test_an_environments_own_counts_by_rows(self, make):
-        """Batches of three and of one: each of their rows counts alike."""
+        """Batches of three and of one: each of their rows has equal weight."""
 
         class Measured(Judge):
             def global_post_process_and_metrics(self, batch):
@@ -293,7 +293,7 @@ def kept(trainer):
 
 
 class TestKeptAnswers:
-    """A few answers of each step lie in the run folder, for people."""
+    """A few answers of each step are stored in the run folder for inspection."""
 
     def test_they_are_those_of_the_step(self, make):
         trainer = make()
@@ -314,7 +314,7 @@ class TestKeptAnswers:
 
     @pytest.mark.parametrize("batch", [8, 2])
     def test_they_have_log_probs_of_the_trainer(self, make, batch):
-        """Those before the step, which the loss computes if the batch lacks them."""
+        """They predate the step; the loss computes them if the batch lacks them."""
         trainer = make(train_global_batch_size=batch, train_micro_batch_size=batch)
         trainer.fit(ROWS, environment=Judge(by_answer))
         records = kept(trainer)
@@ -395,7 +395,7 @@ class TestKeptAnswers:
         whole.fit(ROWS, environment=Judge(by_answer))
         first = make(max_num_steps=2, **settings)
         first.fit(ROWS, environment=Judge(by_answer))
-        # As a run leaves it that was killed in the step after its checkpoint.
+        # As left by a run killed in the step after its checkpoint.
         RolloutFiles(first.run_dir, 1 << 20).add(3, [{"reward": 9.0}])
         with open(rollout_parts(first.run_dir)[-1], "ab") as file:
             file.write(b'{"step": 3, "pro')
@@ -432,7 +432,7 @@ class TestKeptAnswers:
 
 
 class TestPassRates:
-    """Prompts that are always or never solved are skipped for some epochs."""
+    """Prompts that are always or never solved are skipped for a few epochs."""
 
     ROWS: ClassVar = [{"prompt": "ab" * (1 + n % 3), "number": n} for n in range(8)]
     FILTER: ClassVar = {
@@ -442,7 +442,7 @@ class TestPassRates:
     }
 
     def fit(self, make, resume=False, until=9, **settings):
-        """Return the numbers of the prompts of each step, and the result."""
+        """Return the prompt numbers of each step, and the result."""
         asked = []
 
         def judge(log, info):

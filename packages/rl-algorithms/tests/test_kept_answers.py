@@ -1,4 +1,4 @@
-"""What is written of a kept answer, by hand-made rollouts."""
+"""What is written for a kept answer, on hand-made rollouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rl_distributed.batch.batched_data_dict import AnyRows, BatchedDataDict
 from rl_distributed.metrics.values import reduce_metrics, to_floats
 from rl_envs.outcomes import ConversationOutcome
 
-# A character of two tokens, and one that is never whole.
+# A character of two tokens, and one that is never complete.
 PIECES = {3: "a", 4: "b", 5: "\ufffd", 6: "\ufffd", 7: "<b>"}
 
 
@@ -33,7 +33,7 @@ TOKENIZER: Any = types.SimpleNamespace(decode=decode)
 
 
 def rollout(tokens: list[list[int]], **columns: Any) -> RolloutResult:
-    """Return answers of these tokens, each behind a prompt of one."""
+    """Return answers of these tokens, each after a one-token prompt."""
     num_rows, width = len(tokens), max(map(len, tokens)) + 1
     ids = torch.zeros((num_rows, width), dtype=torch.int64)
     mask = torch.zeros((num_rows, width))
@@ -117,7 +117,7 @@ def test_advantages_are_found_by_the_number_of_the_row(
     advantages: torch.Tensor, noted: dict[str, Any]
 ) -> None:
     result = rollout([[3, 3], [3, 4], [4, 4]], rewards=torch.tensor([0.0, 1.0, 0.5]))
-    kept = keep(result, num_kept=1)  # that of the best reward
+    kept = keep(result, num_kept=1)  # the one with the best reward
     rows = result.rows.select_indices([1, 2])
     rows["advantages"] = advantages
     kept.note_training(rows)
@@ -129,7 +129,7 @@ def test_advantages_are_found_by_the_number_of_the_row(
 
 
 def note_logprobs(kept: KeptAnswers, rows: AnyRows, logprobs: torch.Tensor) -> None:
-    """Give the log-probs [R, S] of rows as a step does: a micro-batch per row."""
+    """Record the log-probs [R, S] of rows as a step does: a micro-batch per row."""
     kept.note_training(rows)
     found = [
         kept_logprobs(rows.select_indices([row]), logprobs[row : row + 1, 1:])
@@ -158,7 +158,7 @@ def test_log_probs_of_the_first_pass_count() -> None:
 def test_log_probs_of_the_trainer_are_found_by_the_number_of_the_row() -> None:
     result = rollout([[3, 3], [3, 4], [4]], rewards=torch.tensor([0.0, 1.0, 0.5]))
     kept = keep(result)
-    # As training has them: in another order, one left out, one copied as padding.
+    # As in training: reordered, one dropped, one copied as padding.
     rows = result.rows.select_indices([2, 1, 2])
     rows["advantages"] = torch.zeros(3)
     note_logprobs(kept, rows, -torch.arange(9.0).view(3, 3) - 0.00004)

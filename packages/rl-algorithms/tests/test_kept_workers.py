@@ -1,4 +1,4 @@
-"""Processes that one training leaves to the next."""
+"""Processes that one training leaves for the next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE, TWO = ClusterConfig(), ClusterConfig(workers_per_node=2)
 
 
 def lives(pid: int) -> bool:
-    """Whether a process runs; a zombie, which is not reaped yet, does not."""
+    """Return whether a process runs; an unreaped zombie does not."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -27,7 +27,7 @@ def lives(pid: int) -> bool:
 
 
 class Part:
-    """Notes when it is closed."""
+    """Records when it is closed."""
 
     def __init__(self, name: str, closed: list[str]) -> None:
         self.name, self.closed = name, closed
@@ -52,11 +52,11 @@ def test_what_is_kept_serves_the_same_cluster_only() -> None:
     assert not pool.kept_for(TWO, ("policy",))
     assert closed == ["environment", "policy", "cluster"]
     filled(pool, closed)
-    # A further group needs another share of each bundle.
+    # A second group needs a different share of each bundle.
     assert not pool.kept_for(TWO, ("policy", "teacher"))
     assert len(closed) == 6
     filled(pool, closed)
-    # The place of one model is not free for another.
+    # The slot of one model is not free for another.
     assert not pool.kept_for(TWO, ("policy", "critic"))
     assert len(closed) == 9
     pool.close()
@@ -83,7 +83,7 @@ def test_an_environment_object_is_left_to_its_maker() -> None:
 
     class Own(Part):
         def step(self) -> None:
-            """What makes it an environment."""
+            """Do nothing; having a `step` makes it an environment."""
 
     own = Own("own", closed)
     config = rl.GRPOConfig.from_dict({"policy": {"model_name": "m"}})

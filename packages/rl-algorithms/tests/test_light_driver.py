@@ -1,4 +1,4 @@
-"""The process that leads a run imports no code of models: workers do, side by side."""
+"""The driver imports no model code: workers do, in parallel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matrix_cells import cells
 
 from rl_algorithms import algorithm_names
 
-# What the classes of models need: a third of all that a start imports.
+# What model classes need: a third of all imports at start-up.
 MODEL_CODE = (
     "transformers.modeling_utils",
     "transformers.models.auto.auto_factory",
@@ -32,7 +32,7 @@ print([name for name in {MODEL_CODE!r} if name in sys.modules])
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    # Made elsewhere: this process must not be what imports model code.
+    # Built elsewhere: this process must not import model code itself.
     folder = tmp_path_factory.mktemp("model") / "model"
     program = (
         "import sys; from rl_models import ModelBuildConfig, build_model\n"

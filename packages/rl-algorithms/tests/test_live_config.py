@@ -1,4 +1,4 @@
-"""Updates of the configuration while a run goes on."""
+"""Configuration updates while a run is in progress."""
 
 from __future__ import annotations
 
@@ -353,7 +353,7 @@ class TestRequests:
             sent.append(process)
 
         def wait(trainer):
-            # Steps of a toy pass faster than a Python starts.
+            # Toy steps finish faster than a Python process starts.
             asked = run / "requests"
             with_deadline(lambda: any(asked.glob("*.request.json")))
 
@@ -490,7 +490,7 @@ class TestRequests:
 
     def test_a_deadline_that_passes(self, run):
         def ask(trainer):
-            # The run is in this very hook, and cannot answer.
+            # The run is inside this very hook and cannot answer.
             with pytest.raises(DeadlineExceededError, match="taken back"):
                 update_run(run, {"max_num_steps": 3}, deadline_s=0.05)
 
@@ -542,7 +542,7 @@ class TestKeys:
 
 
 class TestWithWorkers:
-    """GRPO on two ranks, each with a replica beside it."""
+    """GRPO on two ranks, each colocated with a replica."""
 
     SETTINGS: ClassVar[dict[str, object]] = {
         "num_prompts_per_step": 4,
@@ -584,7 +584,7 @@ class TestWithWorkers:
             more = At(3, change({"num_replicas": 2}))
             folder = tmp_path / "b"
             result = self.train(pool, tiny_model, folder, rate, fewer, more, seen)
-            # One replica is in force at this checkpoint; rate and number come again.
+            # One replica is active at this checkpoint; rate and number come again.
             again = self.train(
                 pool, tiny_model, folder, seen, resume=folder / "checkpoints" / "step_2"
             )
@@ -604,7 +604,7 @@ class TestWithWorkers:
 
 
 class Always(Callback):
-    """Does something in every call of one hook."""
+    """Runs a function in every call of one hook."""
 
     def __init__(self, hook, do):
         setattr(self, hook, do)

@@ -20,7 +20,7 @@ NUM_ROWS, WIDTH = 6, 9
 
 
 def make_batch(seed: int = 0) -> tuple[dict[str, Tensor], Tensor]:
-    """A batch, and the current log-probs [B, S-1]; some ratios are out of bounds."""
+    """Return a batch and current log-probs [B, S-1]; some ratios are out of bounds."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(scale: float, *shape: int) -> Tensor:
@@ -56,7 +56,7 @@ def run(settings: dict[str, Any], data: dict[str, Tensor], current: Tensor):
 
 
 def tokens_of(data: dict[str, Tensor], current: Tensor):
-    """Yield per counted row: advantage and lists of (new, old, sampler, reference)."""
+    """Yield per valid row: advantage and lists of (new, old, sampler, reference)."""
     for row in range(NUM_ROWS):
         if not data["sample_mask"][row]:
             continue
@@ -81,7 +81,7 @@ def clip(value: Tensor, low: float, high: float) -> Tensor:
 
 
 def check(settings: dict[str, Any], reference, *, seed: int = 0) -> None:
-    """Compare value and gradient; `reference(data, current)` is a scalar loss."""
+    """Compare value and gradient; `reference(data, current)` returns a scalar loss."""
     data, current = make_batch(seed)
     loss, _ = run(settings, data, current)
     (grad,) = torch.autograd.grad(loss, current)
@@ -93,7 +93,7 @@ def check(settings: dict[str, Any], reference, *, seed: int = 0) -> None:
 
 
 def ppo_token(adv, new, old, low=0.2, high=0.2):
-    """PPO (1707.06347), eq. 7, as a loss."""
+    """Return PPO's loss of a token (1707.06347, eq. 7)."""
     ratio = (new - old).exp()
     return -torch.minimum(ratio * adv, clip(ratio, 1 - low, 1 + high) * adv)
 
@@ -296,7 +296,7 @@ def test_on_policy_kl_approximation_weights_by_policy_over_sampler():
 
 @pytest.mark.parametrize("kind", ["k1", "k3"])
 def test_score_function_gradient_of_the_kl_is_the_exact_one(kind):
-    """Averaged over the policy it is the gradient of the KL itself."""
+    """Averaged over the policy, it is the gradient of the KL itself."""
     logits = torch.tensor([0.3, -0.2, 1.0], dtype=torch.float64, requires_grad=True)
     reference = torch.tensor([0.0, 0.5, 0.2], dtype=torch.float64).log_softmax(0)
     logp = logits.log_softmax(0)
@@ -330,7 +330,7 @@ def test_score_function_gradient_of_the_kl_is_the_exact_one(kind):
 
 @pytest.mark.parametrize("shift", [0.0, 0.7])
 def test_entropy_bonus_is_the_exact_entropy_on_average(shift):
-    """Averaged over the old policy, value and gradient are those of the entropy."""
+    """Averaged over the old policy, value and gradient match those of the entropy."""
     logits = torch.tensor([0.3, -0.2, 1.0], dtype=torch.float64, requires_grad=True)
     old = (logits.detach() + torch.tensor([shift, 0.0, -shift])).log_softmax(0)
     logp = logits.log_softmax(0)
@@ -357,7 +357,7 @@ def test_entropy_bonus_is_the_exact_entropy_on_average(shift):
 
 
 def test_on_policy_is_the_plain_policy_gradient():
-    """Without previous log-probs the ratio is 1 with the gradient of log p."""
+    """Without previous log-probs, the ratio is 1 with the gradient of log p."""
     data, current = make_batch()
     del data["prev_logprobs"]
     loss, metrics = run({}, data, current)
@@ -475,7 +475,7 @@ def test_extreme_differences_stay_finite():
     wild = current.detach().clone()
     wild[0, 1], wild[1, 1] = 900.0, -900.0
     wild.requires_grad_()
-    data["prev_logprobs"][:, 0] = torch.nan  # the position that nobody looks at
+    data["prev_logprobs"][:, 0] = torch.nan  # the position that is never read
     data["generation_logprobs"][2, 2] = -torch.inf
     loss, metrics = run({**IS, "reference_policy_kl_penalty": 0.1}, data, wild)
     (grad,) = torch.autograd.grad(loss, wild)

@@ -72,14 +72,14 @@ def test_each_variant_is_its_papers(name):
         ClippedPGLossFn(settings),
         token_batch,
         _module.reference(settings),
-        # Without them: on-policy; no report of the mismatch.
+        # Without them: on-policy, and no mismatch report.
         optional=["prev_logprobs"],
         num_examples=6,
     )
 
 
 def batch_with_successes(seed):
-    """Rows of which about half succeeded, weighted as PPO weights them."""
+    """Return rows of which about half succeeded, weighted as PPO weights them."""
     batch = token_batch(seed)
     drawn = torch.randn(batch.num_rows, generator=torch.Generator().manual_seed(seed))
     rows = BatchedDataDict({**batch.data, "rewards": drawn.double()})
@@ -99,7 +99,7 @@ def test_the_likelihood_of_successes_is_its_papers():
 
 
 class WeighsInTheMicroBatch(ClippedPGLossFn):
-    """Takes the share of successes from the micro-batch that it is given."""
+    """Takes the success rate from the micro-batch alone."""
 
     def __call__(self, data, global_valid_seqs, global_valid_toks, **inputs):
         rows = BatchedDataDict(data)

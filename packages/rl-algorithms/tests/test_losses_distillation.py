@@ -32,7 +32,7 @@ def logits(seed, num_rows, width, scale=1.5):
 
 
 def distillation_batch(seed, teacher=None, student=None):
-    """Teacher's columns as `get_topk_logits` gives them, and the student's side."""
+    """Return teacher columns as from `get_topk_logits`, and the student's side."""
     rows = token_batch(seed, num_rows=4, width=6)
     teacher = logits(seed, 4, 6) if teacher is None else teacher
     student = logits(seed + 999, 4, 6) if student is None else student
@@ -75,7 +75,7 @@ def divergence(p, q, kind, w):
 
 
 def reference(kind, outside, weight):
-    """GKD's formulas, position by position, over the events of the setting."""
+    """Compute GKD's formulas position by position, over the setting's events."""
 
     def loss(data, inputs, held):
         total, count = 0.0, 0.0
@@ -146,7 +146,7 @@ def test_is_zero_for_equal_distributions_only(kind, outside):
 
 
 def whole_divergence(teacher, student, batch, kind, weight):
-    """Over the whole vocabulary."""
+    """Return the divergence over the whole vocabulary."""
     p, q = teacher.softmax(-1), student.softmax(-1)
     mask = batch.data["token_mask"][:, 1:] * batch.data["sample_mask"][:, None]
     values = [

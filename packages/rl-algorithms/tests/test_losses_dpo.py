@@ -30,7 +30,7 @@ FORMS = {
 
 
 def pairs(seed):
-    """Pairs of which one does not count."""
+    """Return pairs, one of which is masked out."""
     batch = token_batch(seed, num_rows=8)
     sample_mask = torch.ones(8, dtype=torch.float64)
     sample_mask[2 * (seed % 4) : 2 * (seed % 4) + 2] = 0
@@ -39,7 +39,7 @@ def pairs(seed):
 
 
 def reference(form):
-    """The papers' formulas, pair by pair."""
+    """Compute the papers' formulas pair by pair."""
     config = DPOLossConfig(**form)
     beta = config.reference_policy_kl_penalty
 
@@ -131,7 +131,7 @@ def test_swapping_the_answers_mirrors_the_metrics():
 
 
 def test_long_answers_lose_no_digits():
-    """Sums of float32 log-probs near -3000 differ by what their tokens differ by."""
+    """Float32 log-probs that sum to about -3000 keep their per-token differences."""
     mask = torch.ones(2, 1001)
     ours = torch.full((2, 1000), -3.0)
     reference = torch.full((2, 1001), -3.0)

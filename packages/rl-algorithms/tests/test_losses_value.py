@@ -1,4 +1,4 @@
-"""The losses of scalar heads against float64 formulas, written out row by row."""
+"""The losses of scalar heads against float64 formulas, row by row."""
 
 from __future__ import annotations
 

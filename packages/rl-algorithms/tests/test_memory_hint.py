@@ -1,4 +1,4 @@
-"""Settings that are named when memory has run out."""
+"""Settings that are suggested when memory runs out."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SETTINGS = {
 
 
 class Recording:
-    """Notes what is asked of it, under its name."""
+    """Records its calls under its name."""
 
     cluster = None
 
@@ -82,7 +82,7 @@ class Model(Recording):
 
 
 class Generator(Recording):
-    """Says one token, another one for each row."""
+    """Emits one token, a different one for each row."""
 
     weight_version = 0
 

@@ -16,13 +16,13 @@ _spec = importlib.util.spec_from_file_location(
 made = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(made)
 
-# As the templates of Qwen models: messages of roles that they do not know are left out.
+# As in templates of Qwen models: messages with unknown roles are dropped.
 SILENT = (
     "{% for m in messages %}{% if m.role in ('user', 'assistant', 'tool') %}"
     "|{{ m.role }}:{{ m.content }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}|assistant:{% endif %}"
 )
-# As those of Mistral models: they are errors.
+# As in templates of Mistral models: they are errors.
 STRICT = (
     "{% for m in messages %}{% if m.role not in ('user', 'assistant') %}"
     "{{ raise_exception('no role ' + m.role) }}{% endif %}"
@@ -32,10 +32,10 @@ STRICT = (
 
 
 def continued(template: str, *roles: str) -> str:
-    """The text that follows an answer, with a message of each role."""
+    """Return the text after an answer, with a message of each role."""
     tokenizer = made.overlapping_tokenizer(template)
     log = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "x"}]
-    # A whole conversation: there is an earlier observation, too.
+    # A whole conversation: it contains an earlier observation too.
     log = [log[0], log[1], {"role": roles[0], "content": "first"}, log[1]]
     said = [{"role": role, "content": f"seen {role}"} for role in roles]
     encoder = ObservationEncoder(tokenizer)

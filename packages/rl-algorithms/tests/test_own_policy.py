@@ -1,4 +1,4 @@
-"""What stands between a run and a policy of few methods."""
+"""The adapter between a run and a policy of few methods."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_a_policy_takes_is_passed_on():
 
 def test_settings_that_a_policy_cannot_take_are_refused():
     policy = OwnPolicy(Short(), OWN)
-    policy.generate(rows(1), sampling=OWN)  # as it samples anyway
+    policy.generate(rows(1), sampling=OWN)  # its own sampling settings
     with pytest.raises(UnsupportedModelError, match=r"Short.generate takes no greedy"):
         policy.generate(rows(1), True)
     with pytest.raises(UnsupportedModelError, match=r"takes no sampling.*val_top_p"):

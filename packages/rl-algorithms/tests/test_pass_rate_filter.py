@@ -1,4 +1,4 @@
-"""Prompts that are always or never solved: skipped, reported, visited again."""
+"""Prompts that are always or never solved: skipped, reported, revisited."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def answer(found, rows, is_right):
 
 
 def usual(row, sample):
-    """Row 0 is always solved, row 1 never, the others half the time."""
+    """Row 0 is always solved, row 1 never, the others half of the time."""
     return row == EASY or (row != HARD and sample % 2 == 0)
 
 
@@ -121,7 +121,7 @@ def test_of_the_visits_the_newest_count():
     loader, found = make(num_visits=2)
     for right in (False, True, True):
         assert len(epoch(loader, found, lambda row, _, r=right: r)) == NUM_ROWS
-    assert len(epoch(loader, found)) == 2  # what fills a step
+    assert len(epoch(loader, found)) == 2  # enough to fill a step
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_thresholds(settings, skipped):
     left = set(epoch(loader, found))
     missing = set(range(NUM_ROWS)) - left
     if len(skipped) == NUM_ROWS:
-        # One step must be filled.
+        # A step must be filled.
         assert len(left) == 1
     else:
         assert missing == skipped
@@ -163,7 +163,7 @@ def test_failed_answers_do_not_count():
 
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_a_step_can_always_be_filled(drop_last):
-    """With rows whose last visit lies the farthest back."""
+    """Rows with the oldest last visit are used."""
     loader, found = make(batch_size=2, drop_last=drop_last, revisit_epochs=100)
     always = lambda row, sample: True  # noqa: E731
     assert len(epoch(loader, found, always)) == NUM_ROWS
@@ -211,7 +211,7 @@ def test_what_is_skipped_and_its_bias_are_reported(caplog):
 
 @pytest.mark.parametrize("num_batches", range(1, 12))
 def test_a_resumed_loader_goes_on_bitwise(num_batches):
-    """After each batch, with what was noted of it."""
+    """After each batch, with the recorded pass rates."""
 
     def play(loader, found, number):
         seen = []
@@ -228,7 +228,7 @@ def test_a_resumed_loader_goes_on_bitwise(num_batches):
     head = play(loader, found, num_batches)
     state = loader.state_dict()
     saved = json.loads(json.dumps(state))
-    # What goes on does not change what was saved.
+    # Continuing does not change the saved state.
     play(loader, found, 3)
     assert json.loads(json.dumps(state)) == saved
     again, known = make(batch_size=2)

@@ -70,7 +70,7 @@ class TestTraining:
         assert rewards[0] < 0.2
         assert rewards[-1] > 0.5
         assert "val:accuracy reached" in result.stop_reason
-        # Of two passes with two optimizer steps each.
+        # From two passes with two optimizer steps each.
         assert result.metrics["train:weight_version_max"] == 4 * (result.steps - 1)
         errors = result.history.column("train:critic/value_error")[1]
         assert max(errors) < 2
@@ -190,7 +190,7 @@ class TestRows:
         assert trainable_rows(rollout_rows(valid=(0, 0, 0)), PPOSettings())[0] is None
 
     def test_advantages_of_two_turns(self):
-        """Row 3 has a gap: what the environment said is no step of its own."""
+        """Row 3 has a gap: what the environment said is not a step."""
         rows, _ = trainable_rows(rollout_rows(), PPOSettings())
         rows["values"] = torch.tensor(
             [[0.5, 1.0, 9.0, 9.0], [9.0, 0.25, 0.5, 9.0], [1.0, 9.0, 2.0, 9.0]]
@@ -244,7 +244,7 @@ class TestRows:
             add_advantages(rows, settings)
             found.append((rows["advantages"], rows["returns"]))
         (advantages, returns), (with_value, with_value_returns) = found
-        # Of row 2 alone, which the limit cut off; its actions are tokens 2 and 3.
+        # Only row 2 is cut off by the limit; its actions are tokens 2 and 3.
         gained = 0.5 * 0.75
         expected = torch.zeros(3, 4)
         expected[1, 2:] = torch.tensor([0.25 * gained, gained])
@@ -261,7 +261,7 @@ class TestRows:
             ).float(),
         )
         add_nll_weights(rows, 0.0, 3)
-        # Tokens 2 + 1 + 1, of which 3 are of successes; then none is.
+        # Tokens 2 + 1 + 1, of which 3 belong to successes; then none do.
         assert rows["nll_weights"].tolist() == pytest.approx([4 / 3, 0, 4 / 3, 0, 0, 0])
         add_nll_weights(rows, 0.5, 3)
         assert rows["nll_weights"].tolist() == pytest.approx([2, 0, 0, 0, 0, 0])

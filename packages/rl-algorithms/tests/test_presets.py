@@ -1,4 +1,4 @@
-"""Each preset is a valid configuration with what its paper says; the user's wins."""
+"""Each preset is valid and matches its paper; the user's settings win."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_each_preset_is_valid_and_says_where_it_comes_from(name):
     assert preset.paper
     built = config(name)
     assert built.output_dir is None
-    # A saved configuration gives the same run.
+    # A saved configuration reproduces the run.
     assert GRPOConfig.from_dict(built.to_dict(), source=name) == built
     assert get_algorithm(name).algorithm == preset.algorithm
 
@@ -114,6 +114,6 @@ def test_train_puts_the_preset_beneath_its_settings(monkeypatch):
     built = trained(ratio_clip_max=0.5, config={"seed": 5})
     assert built.grpo.use_dynamic_sampling
     assert (built.loss_fn.ratio_clip_max, built.seed) == (0.5, 5)
-    # A whole configuration is taken as it is.
+    # A complete configuration is taken unchanged.
     whole = GRPOConfig.from_dict(MODEL)
     assert not trained(config=whole).grpo.use_dynamic_sampling

@@ -1,4 +1,4 @@
-"""Two steps on Ray of each preset that the trainer does something of its own for."""
+"""Two steps on Ray of each preset that needs its own code in the trainer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_each_preset_trains(name, pool, tiny_model, tmp_path):
 
 
 def test_resume_with_everything_at_once(pool, tiny_model, tmp_path):
-    """Batches that dynamic sampling drew, and the reference policy, come back."""
+    """Batches drawn by dynamic sampling and the reference policy are restored."""
 
     def make(steps: int, folder: Path) -> rl.GRPOTrainer:
         return rl.GRPOTrainer.from_pretrained(

@@ -1,4 +1,4 @@
-"""The progress of a run: where it is drawn, and what its lines say."""
+"""The progress display of a run: where it is drawn, and its lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Clock:
 
 
 class Watched(ProgressDisplay):
-    """A display whose text can be read, and that makes steps of a known length."""
+    """A display with readable text and steps of a known duration."""
 
     def __init__(self, *, in_place: bool = False, quiet: bool = False) -> None:
         self.text = io.StringIO()

@@ -1,4 +1,4 @@
-"""What a run writes down about its data."""
+"""What a run records about its data."""
 
 from __future__ import annotations
 

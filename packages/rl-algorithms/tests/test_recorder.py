@@ -1,4 +1,4 @@
-"""What a run records of its training, without a run."""
+"""What is recorded of a run's training, without a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_algorithms.trainers.recording.recording import Recording
 
 
 def recorded(folder):
-    """Return a recorder that has begun."""
+    """Return a started recorder."""
     recorder = TrainingRecorder(folder, is_on=True)
     facts = {
         "algorithm": "grpo",
@@ -54,7 +54,7 @@ class TestRecorder:
         assert recording.changed_columns(step.calls[1], rows) == []
         rows["names"] = ["a", "c"]
         assert recording.changed_columns(step.calls[1], rows) == ["names"]
-        # As numbers of the run's own precision.
+        # As numbers in the run's own precision.
         loss = float(torch.tensor(0.2))
         assert step.calls[0].values == {"loss": [loss], "grad_norm": [0.5]}
 
@@ -63,7 +63,7 @@ class TestRecorder:
         for step in (1, 2, 3):
             call(recorder, step, step)
             recorder.end_step(step, step)
-        call(recorder, 4, 4)  # a step that was not completed
+        call(recorder, 4, 4)  # a step that did not complete
         recorder.resume_at(2)
         names = {path.name for path in (tmp_path / "recording").iterdir()}
         assert names == {
@@ -78,7 +78,7 @@ class TestRecorder:
         assert list(recording.steps) == [1, 2, 3]
         rows = recording.rows(recording.steps[3].calls[0])
         assert rows["input_ids"].unique().tolist() == [30]
-        # A run that does not record any more leaves no steps that it repeats.
+        # A run that no longer records removes the steps that it repeats.
         TrainingRecorder(tmp_path, is_on=False).begin(1, {})
         assert list(Recording.read(tmp_path).steps) == [1]
 

@@ -34,7 +34,7 @@ def test_an_unknown_name_is_told_with_the_nearest():
 
 @pytest.fixture
 def others(monkeypatch):
-    """Algorithms of other packages only, given as entry points by their groups."""
+    """Return algorithms of other packages only, given as entry points by group."""
     points: dict[str, list[EntryPoint]] = {}
     monkeypatch.setattr(registry, "entry_points", lambda group: points.get(group, []))
     for name, group in (("_ALGORITHMS", "rl.algorithms"), ("_CONFIGS", "configs")):

@@ -1,4 +1,4 @@
-"""Runs that record what they train on, and their replay, on Ray with a tiny model."""
+"""Recorded runs and their replay, on Ray with a tiny model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def train(pool, model, folder, *, resume=False, algorithm="grpo", callbacks=(), 
 
 @pytest.fixture(scope="module")
 def replay_pool(ray_cluster):
-    """Processes of the replays, which have no generator."""
+    """Processes of the replays, which need no generator."""
     with rl.KeptWorkers() as kept:
         yield kept
 
@@ -69,7 +69,7 @@ def replay(replay_pool):
 
 @pytest.fixture(scope="module")
 def grpo_run(pool, tiny_model, tmp_path_factory):
-    """A run of two optimizer steps per step, whose learning rate changes on its way."""
+    """A run with two optimizer steps per step and a changing learning rate."""
     return train(
         pool,
         tiny_model,
@@ -151,7 +151,7 @@ def test_a_part_of_a_run_is_replayed_from_a_checkpoint(grpo_run, replay, tmp_pat
     save_file({**tensors, moment: tensors[moment] * 2}, state)
     shutil.rmtree(folder / "checkpoints" / "step_4")
     other = replay(folder, from_checkpoint=2)
-    # In step 4 at the latest, if the rewards of step 3 leave nothing to learn.
+    # At the latest in step 4, if the rewards of step 3 leave nothing to learn.
     assert other.difference.step in (3, 4)
     assert other.difference.what.startswith("loss of the policy, optimizer step")
 
@@ -171,7 +171,7 @@ def test_a_changed_byte_is_named(grpo_run, replay, tmp_path):
     assert found.difference.step == 3
     name = f"column advantages of the rows of the policy ({path.name})"
     assert found.difference.what == name
-    # With its digest changed as well, it shows in what is computed from it.
+    # Even with its digest changed, the recomputation reveals it.
     lines = folder / "recording" / "steps.jsonl"
     records = [json.loads(line) for line in lines.read_text().splitlines()]
     for record in records:
@@ -241,7 +241,7 @@ def test_other_versions_are_told(grpo_run, replay, tmp_path):
 
 
 class Broken(rl.Callback):
-    """Ends the run with an error in a step that is already recorded."""
+    """Raises in a step that is already recorded."""
 
     def on_step_end(self, trainer, step, metrics):
         if step == 3:
@@ -295,7 +295,7 @@ def test_an_asynchronous_run_is_replayed(pool, tiny_model, replay, tmp_path):
     assert min(versions) == 0
     found = replay(run)
     assert (found.last_step, found.difference) == (4, None)
-    # The schedule decides again, as it did in the run.
+    # The schedule decides again, as in the run.
     (log,) = (run / "asynchronous").glob("events_*.jsonl")
     lines = log.read_text().splitlines()
     place = next(i for i, line in enumerate(lines) if '"Train"' in line)
@@ -367,7 +367,7 @@ def test_other_algorithms_are_replayed(algorithm, tiny_model, replay_pool, tmp_p
 
 
 class Hinge(rl.BaseTrainer):
-    """A trainer of the user's own, with a loss from a method."""
+    """A user-defined trainer, with a method as its loss."""
 
     data_kind = "demonstrations"
 

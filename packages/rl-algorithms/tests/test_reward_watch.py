@@ -1,4 +1,4 @@
-"""Rewards that say nothing are noticed, and said once."""
+"""Uninformative rewards are detected and reported once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rows(rewards, mask=None, **named):
 
 
 def said(steps, **options):
-    """Return what is said after each step; a step is one or several rollouts."""
+    """Return the messages after each step; a step is one or several rollouts."""
     watch = RewardWatch(**options)
     found = []
     for step in steps:
@@ -76,7 +76,7 @@ def test_groups_count_where_answers_are_compared_within_them():
 
 
 def test_each_of_several_rewards_counts():
-    # Their sum is always the same.
+    # Their sum is constant.
     found = said([rows([1.0] * 2, a=[0.0, 1.0], b=[1.0, 0.0])] * 6)
     assert found == [None] * 6
     flat = rows([1.0] * 2, a=[0.5, NAN], b=[0.5, 0.5])

@@ -38,7 +38,7 @@ RM = {
 
 @pytest.fixture(scope="module")
 def pool(ray_cluster):
-    """Processes of one model, beside those of other tests that sample, too."""
+    """Processes of one model, shared with other tests that sample."""
     with rl.KeptWorkers() as kept:
         yield kept
 
@@ -64,7 +64,7 @@ class TestTraining:
             metrics["val:rewards_chosen_mean"] - metrics["val:rewards_rejected_mean"],
             abs=1e-5,
         )
-        # Plain transformers opens it, and agrees.
+        # Plain transformers loads it, and agrees.
         model = AutoModelForSequenceClassification.from_pretrained(result.model_path)
         tokenizer = AutoTokenizer.from_pretrained(result.model_path)
 
@@ -76,7 +76,7 @@ class TestTraining:
                     input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]
                 ).logits[:, 0]
 
-        # So does the reward function that is made of it.
+        # So does the reward function made from it.
         score = pickle.loads(
             pickle.dumps(rl.RewardModelFn(result.model_path, batch_size=7))
         )
@@ -94,7 +94,7 @@ class TestTraining:
             for p, a in zip(prompts, answers, strict=True)
         ]
         found = world.step(logs, [{}] * len(logs))
-        # Batches are cut in other places, and scores lie around zero.
+        # Batches are split differently, and scores are centred on zero.
         assert found.rewards.tolist() == pytest.approx(
             score(prompts, answers), abs=1e-5
         )

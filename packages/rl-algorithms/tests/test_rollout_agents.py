@@ -1,4 +1,4 @@
-"""Agents at the address of a run, with the real client and tokens by rule."""
+"""Agents calling a run's endpoint, with the real client and rule-based tokens."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def tokenizer():
 
 
 def say_in_turn(*texts):
-    """Say a text per call of the generator, the last one from then on."""
+    """Emit one text per generator call; the last one repeats."""
     return lambda call, row: texts[min(call, len(texts) - 1)]
 
 
 class Played:
-    """What became of agents."""
+    """The outcomes of agents."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Played:
         return [Outcome(value) for value in self.rows["outcome"].tolist()]
 
     def texts(self, row=0):
-        """Each part of a row as text, with what is trained on in brackets."""
+        """Return each part of a row as text, with trained parts in brackets."""
         found = []
         for tokens, mask in made.parts_of(self.rows, row):
             text, inside = "", 0.0
@@ -110,7 +110,7 @@ def user(text):
 
 class TestTokens:
     def test_turns_reuse_what_was_sampled(self, tokenizer):
-        """`abc` is sampled as a, bc; tokenised as text it would be one token."""
+        """`abc` is sampled as a, bc; tokenized as text it would be one token."""
         spelled = [tokenizer.convert_tokens_to_ids(t) for t in ("a", "bc")]
 
         class Say:
@@ -123,7 +123,7 @@ class TestTokens:
             for _ in range(3):
                 answer = await ask(client, messages)
                 assert answer.choices[0].message.content == "abc"
-                # As clients do: with fields that say nothing, and blanks trimmed.
+                # As clients do: with empty fields, and whitespace trimmed.
                 messages += [answer.choices[0].message.model_dump(), user("go")]
             return 1.0
 
@@ -135,7 +135,7 @@ class TestTokens:
         rows = played.rows
         mask = rows["token_mask"][0] != 0
         assert rows["input_ids"][0][mask].tolist() == [*spelled, scripted.EOS] * 3
-        # Each turn has the weights that it was sampled with, and its log-probs.
+        # Each turn has the weights that sampled it, and their log-probs.
         versions = [0, 4, 9, 0, 5, 9, 0, 6, 9]
         assert rows["token_versions"][0][mask].tolist() == versions
         assert rows["token_versions"][0][~mask].unique().tolist() == [-1]
@@ -144,7 +144,7 @@ class TestTokens:
         torch.testing.assert_close(rows["generation_logprobs"][0][mask], expected)
         assert int(rows["num_turns"][0]) == 3
         assert played.result.num_prompt_messages == [1]
-        # And the generator was asked with exactly these tokens before each turn.
+        # The generator was given exactly these tokens before each turn.
         calls = played.generation.calls
         for call, start in zip(calls, mask.nonzero().flatten()[::3], strict=True):
             prompt = call["input_ids"][0, : int(call["input_lengths"][0])]
@@ -154,7 +154,7 @@ class TestTokens:
         async def agent(task, client):
             first = await ask(client, [user("a")])
             await ask(client, [user("a"), said(first), user("b")])
-            # A summary in place of what was said.
+            # A summary replaces the history.
             await ask(client, [user("sum"), user("c")])
             return 1.0
 
@@ -197,7 +197,7 @@ class TestTokens:
             "|u:a|a:x<eos>|u:b|a:[y<eos>]",
             "|u:a|a:[x<eos>]|u:b|a:[z<eos>]|u:c|a:[w<eos>]",
         ]
-        # What is shared has no version and no log-prob where it is not trained on.
+        # Shared tokens have no version or log-prob where they are not trained on.
         part = played.rows["branches"][0][0]
         assert (part.token_versions >= 0).tolist() == (part.token_mask != 0).tolist()
         assert not part.generation_logprobs[part.token_mask == 0].any()
@@ -262,11 +262,11 @@ class TestConversations:
             )
         }
         assert len(found) == 8
-        # The helper, which names no reward of its own, has that of the task.
+        # The helper names no reward of its own, so it gets the task's.
         for task in (0, 1):
             assert found["h<eos>", task] == found["m<eos>", task] == (1.0, task)
-        # Critics are compared with critics of the same prompt only, and both of what
-        # one said has one reward.
+        # Critics are compared only with critics of the same prompt, and both answers of
+        # one critic get one reward.
         own = {key: value for key, value in found.items() if key[0] in "c<eos>d<eos>"}
         assert sorted(reward for reward, _ in own.values()) == [0.0, 0.0, 1.0, 1.0]
         assert {group for _, group in own} == {2, 3}
@@ -315,7 +315,7 @@ class TestConversations:
 
         def release():
             started.wait(DEADLINE_S)
-            # Until the other eight requests wait behind the first.
+            # Until the other eight requests queue behind the first.
             hold.wait(1.0)
             hold.set()
 
@@ -370,7 +370,7 @@ class TestInterface:
             tokenizer, agent, say_in_turn('{"b": 2}}\n</tool_call>$', "ok$")
         )
         (text,) = played.texts()
-        # Only what the policy completed is trained on.
+        # Only completions by the policy are trained on.
         assert f'|a:{begun}[{{"b": 2}}}}\n</tool_call><eos>]|t:2|a:[ok<eos>]' in text
 
     def test_streams(self, tokenizer):
@@ -470,7 +470,7 @@ class TestInterface:
             assert [model["id"] for model in models["data"]] == ["policy"]
             assert base_url.startswith("http://127.0.0.1:")
             if len(keys) == 2:
-                # The first task has ended, as they come one by one.
+                # The first task has ended, as they arrive one by one.
                 old = {"Authorization": f"Bearer {keys[0]}"}
                 late = post(headers=old)
                 assert late.status_code == 410
@@ -509,7 +509,7 @@ class TestInterface:
     def test_a_retry_takes_over_the_answer_of_a_request_that_was_cut_off(
         self, tokenizer
     ):
-        """The client hangs up before it is answered, and sends the same again."""
+        """The client disconnects before the answer and sends the same request again."""
         asked, answer_now = threading.Event(), threading.Event()
 
         def say(call, row):
@@ -531,19 +531,19 @@ class TestInterface:
                 connection.sendall((head + body).encode())
                 assert asked.wait(DEADLINE_S)
             answer_now.set()
-            # Whether or not the server has noticed by now: it says that it is a retry.
+            # Whether or not the server has noticed: the request is marked as a retry.
             again = {**bearer, "X-Stainless-Retry-Count": "1"}
             url = f"{base_url}/chat/completions"
             typed = {"Content-Type": "application/json"}
             retry = httpx.post(url, headers={**again, **typed}, content=body)
             assert retry.json()["choices"][0]["message"]["content"] == "x0"
-            # By the name of the request, the answer is the same for ever.
+            # With an idempotency key, the answer never changes.
             named = {**bearer, **typed, "Idempotency-Key": "k"}
             both = [
                 httpx.post(url, headers=named, content=body).json() for _ in range(2)
             ]
             assert both[0]["id"] == both[1]["id"]
-            # And without any of this it is another question.
+            # Without any of this it is a new request.
             other = httpx.post(url, headers={**bearer, **typed}, content=body)
             assert other.json()["choices"][0]["message"]["content"] == "x2"
             return 1.0
@@ -578,7 +578,7 @@ class TestInterface:
 
 class TestFrameworks:
     def test_an_agent_of_pydantic_ai(self, tokenizer):
-        """Its own loop calls the tool, and sends the history back in its own form."""
+        """Its own loop calls the tool and sends the history back in its own format."""
         from pydantic_ai import Agent  # noqa: PLC0415 - seconds, for one test
         from pydantic_ai.models.openai import OpenAIChatModel  # noqa: PLC0415
         from pydantic_ai.providers.openai import OpenAIProvider  # noqa: PLC0415
@@ -607,7 +607,7 @@ class TestFrameworks:
         assert played.outcomes == [Outcome.OK], played.result.samples
         assert called == [1]
         assert played.rows["rewards"].tolist() == [1.0]
-        # One row: everything that it sent back was found to be what it was given.
+        # One row: everything that it sent back was recognized.
         (text,) = played.texts()
         assert text.endswith(
             f"|s:be brief|u:a|a:[{CALL}<eos>]|t:sum 3|a:[3<eos>]|u:b|a:[4<eos>]"
@@ -777,7 +777,7 @@ def test_no_thread_is_left(tokenizer):
     before = set(threading.enumerate())
     Played(tokenizer, agent, lambda c, r: "x$")
     names = {thread.name for thread in set(threading.enumerate()) - before}
-    # The environment's own loop goes with its `shutdown`, which is its maker's.
+    # The environment's own loop ends with `shutdown`, which its creator calls.
     assert names <= {"agents", "asyncio_0"}
 
 
@@ -830,5 +830,5 @@ class TestSelfPlay:
         assert other.endswith("|a:[[1 1]<eos>]")
         rows = unfold_branches(played.rows)
         assert rows["rewards"].tolist() == [-1.0, 1.0]
-        # Conversations of their own, each compared with those of its player.
+        # Separate conversations, each compared with those of the same player.
         assert rows["conversation_index"].tolist() == [0, 1]

@@ -43,9 +43,9 @@ def tokenizer():
 
 
 class Scripted:
-    """A generator that says what a script tells it, and remembers its inputs.
+    """A generator that emits scripted text and records its inputs.
 
-    `script(call, row, seed)` gives text; it ends with `$` for the end of sequence.
+    `script(call, row, seed)` returns text; `$` at its end is the end of sequence.
     """
 
     def __init__(self, tokenizer, script):
@@ -137,7 +137,7 @@ def test_rows_are_padded_with_the_end_of_text_if_there_is_no_padding_token():
     padless = make_tokenizer()
     padless.pad_token = None
     generator = Scripted(padless, lambda call, row, seed: "2$")
-    # The second turn of one row widens the columns of all.
+    # The second turn of one row widens the columns of all rows.
     judge = Judge(lambda row, log, info: (1.0, row != 1 or len(log) > 2, "more", info))
     prompts = process_prompts([{"prompt": "1+1="}, {"prompt": "3="}], padless)[:]
     batch = rl_collate_fn(prompts, pad_token_id=pad_token_id(padless))
@@ -342,7 +342,7 @@ def test_named_rewards(tokenizer):
 
 
 def guessing(row, log, info):
-    """Say higher until the answer is named; half a point per turn."""
+    """Reply higher until the answer is named; half a point per turn."""
     right = log[-1]["content"] == info["answer"]
     return 0.5, right, "more", {**info, "tries": info.get("tries", 0) + 1}
 
@@ -378,7 +378,7 @@ def test_several_turns_with_plain_text(tokenizer):
     assert float(result.metrics["mean_env_tokens_per_sample"]) == 4.0
     seeds = [call["seeds"].tolist()[-1] for call in generator.calls]
     assert len(set(seeds)) == 3
-    # The row that goes on keeps its own noise.
+    # The continuing row keeps its own noise.
     own = row_seeds(1, 0, torch.tensor([1]).numpy(), torch.tensor([0]).numpy(), turn=1)
     assert generator.calls[1]["seeds"].tolist() == own.tolist()
 
@@ -392,13 +392,13 @@ def test_observations_follow_the_chat_template():
         make_batch(chat, [{"prompt": "x", "answer": "1000"}])
     )
     (text,) = texts(chat, result, "all")
-    # Each turn ends once: by the token that was sampled, or by the template's own.
+    # Each turn ends once: with the sampled token, or with the template's own.
     assert text == "<u>x\n<a>1<eos>\n<t>more\n<a>2<eos>\n<t>more\n<a>3<eos>"
     assert texts(chat, result) == ["1<eos>23<eos>"], "an end is not learned from there"
 
 
 class TestCutAnswers:
-    """What `max_new_tokens` cuts off goes on, unless the environment ends it."""
+    """A cut-off answer (`max_new_tokens`) continues unless the environment ends it."""
 
     SCRIPT = (["1"], ["2"], ["3$"])
 
@@ -445,7 +445,7 @@ class TestCutAnswers:
         assert float(result.metrics["max_turns_reached_rate"]) == 1.0
 
     def test_without_room_for_another_answer_it_ends(self):
-        # The prompt has 8 tokens, an answer and what follows it have 14.
+        # The prompt has 8 tokens; an answer and the reply to it have 14.
         result, environment, _ = self.run(
             guessing, max_total_sequence_length=30, min_answer_room=2
         )
@@ -503,7 +503,7 @@ def test_bad_input(tokenizer):
 
 
 class Replay:
-    """Answers every call with what was recorded, at no cost."""
+    """Replays recorded answers at no cost."""
 
     def __init__(self, recorded):
         self.recorded = recorded
@@ -513,14 +513,14 @@ class Replay:
 
 
 def calls_of(function):
-    """Python calls that a function makes: a cost that no machine changes."""
+    """Count the Python calls of a function: a cost independent of the machine."""
     profile = cProfile.Profile()
     profile.runcall(function)
     return sum(entry.callcount for entry in profile.getstats())
 
 
 def test_overhead_grows_with_rows_and_little(tokenizer):
-    """Besides generation and environment; `benchmarks.overhead` measures the time."""
+    """Beyond generation and environment; `benchmarks.overhead` measures the time."""
 
     def cost(num_prompts):
         rows = [{"prompt": f"{i} {i} {i}:", "answer": "2"} for i in range(num_prompts)]
@@ -537,7 +537,7 @@ def test_overhead_grows_with_rows_and_little(tokenizer):
 
     few, many = cost(8), cost(64)
     assert few < 2000
-    # 3.9 of each row; one call too many in a loop over its 17 tokens is found.
+    # 3.9 per row; this finds one extra call in a loop over its 17 tokens.
     assert (many - few) / (56 * 8) < 8
 
 

@@ -34,7 +34,7 @@ def test_the_disk_is_bounded_and_all_of_the_run_is_shown(tmp_path: Path) -> None
     files = RolloutFiles(tmp_path, SMALL)
     fill(files, range(1, 1001))
     size = sum(path.stat().st_size for path in rollout_parts(tmp_path))
-    assert size <= SMALL + 1000  # the last write may go over the size of a part
+    assert size <= SMALL + 1000  # the last write may exceed the size of a part
     found = sorted(set(steps_of(files)))
     assert (found[0], found[-1]) == (1, 1000)
     gaps = [b - a for a, b in itertools.pairwise(found)]

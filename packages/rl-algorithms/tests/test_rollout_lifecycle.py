@@ -1,4 +1,4 @@
-"""Environments that keep something for a conversation: `reset` and `close`."""
+"""Environments with state per conversation: `reset` and `close`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def tokenizer():
 
 
 class Keeping(EnvironmentInterface):
-    """Opens something for each conversation, and ends after `until` turns."""
+    """Opens a resource per conversation, and ends after `until` turns."""
 
     def __init__(self, *, fail_step=(), fail_reset=()):
         self.open, self.closed, self.seeds = {}, [], []
@@ -95,7 +95,7 @@ def test_each_conversation_begins_and_ends_once(tokenizer):
     environment = Keeping()
     result = run(tokenizer, environment, ROWS)
     assert not environment.open
-    # The short ones as soon as they have ended, the long ones at the limit of turns.
+    # Short ones as soon as they end, long ones at the turn limit.
     assert environment.closed == ["short", "short", "long", "long"]
     assert result.rows["num_turns"].tolist() == [1, 1, 3, 3]
     seeds = dict(environment.seeds)
@@ -129,7 +129,7 @@ def test_a_failed_reset_fails_its_own_rows(tokenizer):
         *["out_of_turns"] * 2,
     ]
     assert not environment.open
-    # Told as well: it may hold a part of what it could not finish.
+    # It is told as well: it may hold part of what it could not finish.
     assert environment.closed.count("short") == 2
 
 
@@ -167,7 +167,7 @@ def test_a_wrong_reset_is_named_and_a_broken_close_is_logged(tokenizer, caplog):
 
 def test_a_class_with_methods_of_these_names_goes_on_working(tokenizer):
     class Older(scripted.Judge):
-        """Releases a file, as it did before conversations could be closed."""
+        """Releases a file as environments did before conversations could be closed."""
 
         def close(self):
             raise AssertionError("nobody asked for it")

@@ -1,4 +1,4 @@
-"""Limits of single tasks, and what is said of how a conversation ended."""
+"""Limits of single tasks, and how the end of a conversation is reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tokenizer():
 
 
 class Talks(EnvironmentInterface):
-    """Says "b" until the row's column `until` turns are over, and keeps what it saw."""
+    """Replies "b" until the turns in the row's column `until` are over; keeps input."""
 
     def __init__(self):
         self.seen, self.limits_seen = [], []
@@ -58,7 +58,7 @@ class Talks(EnvironmentInterface):
 
 
 def play(tokenizer, rows, *, num_tokens=5, environment=None, cut=False, **settings):
-    """Open rows with answers of `num_tokens`, the last one the end of a turn."""
+    """Open rows with answers of `num_tokens`; the last one ends the turn."""
     environment = environment or Talks()
     tail = [TOKEN] * num_tokens if cut else [TOKEN] * (num_tokens - 1) + [EOS]
     generator = scripted.TokenGenerator(lambda call, row, seed: tail)
@@ -94,7 +94,7 @@ def test_each_task_has_its_own_limits_and_others_go_on(tokenizer):
     ]
     truncated = [Outcome.TRUNCATED] * 3
     assert result.rows["outcome"].tolist() == [*truncated, Outcome.OK]
-    # They are trained on: the policy caused the ending.
+    # They are trained on: the policy caused the end.
     assert result.rows["sample_mask"].tolist() == [1.0] * 4
     assert float(result.metrics["outcome/out_of_time"]) == 0.25
     assert float(result.metrics["max_turns_reached_rate"]) == 0.25
@@ -122,7 +122,7 @@ def test_rows_come_before_the_environment(tokenizer):
     rows = [{}, {"task_limits": {"turns": 3}}]
     result, environment = run(tokenizer, rows, environment=Limited())
     assert result.rows["num_turns"].tolist() == [1, 3]
-    # In the metadata, so that environments which run programs know the memory.
+    # In the metadata, so that environments that run programs know the memory limit.
     assert [limits["memory_mib"] for limits in environment.limits_seen] == [64] * 4
     assert environment.limits_seen[1]["turns"] == 3
 

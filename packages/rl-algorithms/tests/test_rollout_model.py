@@ -1,4 +1,4 @@
-"""Conversations of several turns with tools, sampled by a real model."""
+"""Multi-turn conversations with tools, sampled by a real model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS = CalculatorTasks(6, max_number=1, operators="+").train(16)
 
 @pytest.fixture(scope="module")
 def calling_model(tmp_path_factory):
-    """A random model of few characters, so that many of its answers call the tool."""
+    """A random model with few characters, so that many of its answers call the tool."""
     from rl_models.build.model import (  # noqa: PLC0415
         ModelBuildConfig,
         TokenizerBuildConfig,
@@ -47,7 +47,7 @@ def template(*, strips):
 
 @pytest.mark.parametrize("strips", [False, True])
 def test_rows_hold_the_context_that_tokens_were_sampled_in(calling_model, strips):
-    """A forward pass over each row finds the log-probs that the sampler gave."""
+    """A forward pass over each row reproduces the sampler's log-probs."""
     from rl_models.generation.huggingface import (  # noqa: PLC0415
         HuggingFaceGenerationBackend,
     )

@@ -1,4 +1,4 @@
-"""How conversations end, what is played again, and what groups are told."""
+"""How conversations end, what is retried, and what groups receive."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def tokenizer():
 
 
 def by_seed(call, row, seed):
-    """One token that depends on the seed alone, and the end."""
+    """Emit one token that depends only on the seed, then the end."""
     return [3 + seed % 10, EOS]
 
 
@@ -58,7 +58,7 @@ def run(engine, tokenizer, prompts=("a", "b"), num_generations=2, **kwargs):
 
 
 class Flaky(Judge):
-    """Raises `errors` in its first calls, then judges."""
+    """Raises `errors` in its first calls, then judges normally."""
 
     def __init__(self, *errors, judge=lambda log, info: (1.0, True, "")):
         super().__init__(judge)
@@ -163,7 +163,7 @@ def test_a_group_may_be_played_again_as_a_whole(tokenizer):
 
 
 class OneMore:
-    """A policy of the user's own: every row once more, whatever happened."""
+    """A user-defined policy: retry every row once, whatever happened."""
 
     def rows_to_resample(self, outcome, group_index, attempt, elapsed_s):
         assert elapsed_s >= 0.0
@@ -261,7 +261,7 @@ def test_stale_rows_are_typed_and_played_again(tokenizer):
     result = run(again, tokenizer)
     assert result.rows["outcome"].tolist() == [Outcome.OK] * 4
     assert result.rows["weight_version"].tolist() == [4] * 4
-    # What is played again may be stale as well.
+    # Retried answers may be stale as well.
     never, generator = make(
         tokenizer,
         environment,
@@ -332,7 +332,7 @@ def test_rows_that_failed_have_no_reward_by_name(tokenizer):
 @pytest.mark.parametrize("how", ["unscored", "raises", "worker died", "generator"])
 @pytest.mark.parametrize("named", [False, True])
 def test_a_failed_second_turn_keeps_no_reward_of_the_first(tokenizer, how, named):
-    """Prompt a ends in its first turn; b earns as much, and fails in its second."""
+    """Prompt a ends in its first turn; b earns as much and fails in its second."""
 
     def judge(log, info):
         second = len(log) > 2
@@ -371,7 +371,7 @@ def test_a_failed_second_turn_keeps_no_reward_of_the_first(tokenizer, how, named
 
 
 def test_a_second_turn_played_again_earns_once(tokenizer):
-    """What the first attempt earned before it failed does not count."""
+    """Rewards that the first attempt earned before it failed do not count."""
 
     def judge(log, info):
         second = len(log) > 2
@@ -388,7 +388,7 @@ def test_a_second_turn_played_again_earns_once(tokenizer):
 
 
 def ranks(responses):
-    """Rank 0 for the smallest text; None for a text that is unique in the group."""
+    """Return rank 0 for the smallest text; None for a text unique in the group."""
     order = sorted(set(responses))
     return [
         {"rank": float(order.index(text)), "n": len(responses)} for text in responses
@@ -406,7 +406,7 @@ def test_groups_are_scored_together(tokenizer):
     assert rows["reward/rank"][:2].tolist() == [0.0, 1.0]
     assert rows["reward/rank"][3:].tolist() == [1.0, 0.0, 0.0]
     assert rows["reward/rank"].isnan().tolist() == [False] * 2 + [True] + [False] * 3
-    # The failed one was not among the responses of its prompt.
+    # The failed one was not among its prompt's responses.
     assert rows["reward/n"][:2].tolist() == [2.0, 2.0]
     assert rows["rewards"].tolist() == [2.5, 3.5, 0.0, 4.5, 3.5, 3.5]
 
@@ -426,7 +426,7 @@ def test_group_scores_that_fail(tokenizer):
     def judge(log, info):
         return 1.0, True, ""
 
-    # A function that raises is a mistake of the user's, a service that is down is not.
+    # A function that raises is a user error; a service that is down is not.
     engine, _ = make(tokenizer, GroupRewardWrapper(broken, Judge(judge)))
     with pytest.raises(RewardCallError, match="'broken' raised KeyError"):
         run(engine, tokenizer)
@@ -482,7 +482,7 @@ def test_groups_come_out_whole_after_retries(tokenizer):
 
 def test_a_reward_first_named_in_a_retry(tokenizer):
     class Late(Judge):
-        """Gives a name once it works; a failed batch has no name."""
+        """Names its reward once it works; a failed batch has no names."""
 
         def step(self, message_log_batch, metadata):
             self.num_calls += 1
@@ -504,7 +504,7 @@ def test_a_reward_first_named_in_a_retry(tokenizer):
 
 
 def test_a_further_answer_needs_its_room(tokenizer):
-    """Generators refuse prompts that leave less than their longest answer."""
+    """Generators reject prompts that leave less room than their longest answer."""
     for room, num_turns in ((1, 3), (4, 2), (7, 1)):
         engine, generator = make(
             tokenizer,

@@ -1,4 +1,4 @@
-"""Branched conversations: what follows from token to token goes across their rows."""
+"""Branched conversations: token-to-token quantities span their rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_algorithms.ppo.rows import add_advantages, trainable_rows
 from rl_algorithms.rollout import Branch, Timeline, unfold_branches
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
-# Of each conversation its parts: prompt tokens and sampled ones by turns.
+# The parts of each conversation: prompt tokens and sampled ones by turn.
 PARTS = [
     [(2, 3), (1, 2, 2, 1), (4, 2)],
     [(3, 2)],
@@ -44,7 +44,7 @@ def branch(part):
 
 
 def rollout():
-    """Columns of a rollout: the last part of each conversation is its row."""
+    """Return columns of a rollout: the last part of each conversation is its row."""
     last = [mask_of(parts[-1]) for parts in PARTS]
     mask = torch.nn.utils.rnn.pad_sequence(last, batch_first=True)
     count = len(PARTS)
@@ -66,7 +66,7 @@ def rollout():
 
 
 def noisy(rows, *names, seed=0):
-    """Add columns of noise, other than 0 on every token."""
+    """Add noise columns, nonzero on every token."""
     generator = torch.Generator().manual_seed(seed)
     for name in names:
         rows[name] = torch.randn(rows["token_mask"].shape, generator=generator)
@@ -74,14 +74,14 @@ def noisy(rows, *names, seed=0):
 
 
 def tokens(rows, name):
-    """The values of a column on each sampled token, by conversation, in order."""
+    """Return a column's values on the sampled tokens, by conversation, in order."""
     timeline = Timeline.of(rows)
     values, actions = timeline.join(rows[name]), timeline.join(rows["token_mask"])
     return [row[mask != 0].double() for row, mask in zip(values, actions, strict=True)]
 
 
 def per_token_kl(rows):
-    """What each sampled token's KL takes, in float64."""
+    """Return each sampled token's KL penalty, in float64."""
     gaps = zip(
         tokens(rows, "prev_logprobs"),
         tokens(rows, "reference_policy_logprobs"),
@@ -153,7 +153,7 @@ class TestKLInTheReward:
             reward - float(kl.sum())
             for reward, kl in zip(REWARDS, per_token_kl(rows), strict=True)
         ]
-        # Groups of two: the baseline is the other one.
+        # Groups of two: the baseline is the other answer.
         expected = torch.tensor(
             [net[0] - net[1], net[1] - net[0], net[2] - net[3], net[3] - net[2]]
         )
@@ -214,7 +214,7 @@ def test_generalised_advantages_go_across_parts(bootstrap, copies):
     rows = rows.select_indices([*range(rows.size), *[0] * copies])
     add_kl_penalty(rows, KL)
     add_advantages(rows, settings)
-    # The value of the state in which token i is chosen is that after token i - 1.
+    # The value of the state in which token i is chosen is the value after token i - 1.
     rows["states"] = rows["values"].roll(1, dims=1)
     found, returns = tokens(rows, "advantages"), tokens(rows, "returns")
     states, after = tokens(rows, "states"), tokens(rows, "values")

@@ -1,4 +1,4 @@
-"""Sampled tokens stay as they are, whatever tokenizer and template do."""
+"""Sampled tokens are preserved, whatever tokenizer and template do."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ FORGETTING = "|u:{{ messages[-1]['content'] }}|a:"
 
 
 class Spy:
-    """A tokenizer that remembers which texts it was given."""
+    """A tokenizer that records its input texts."""
 
     def __init__(self, tokenizer):
         self.tokenizer, self.texts = tokenizer, []
@@ -60,7 +60,7 @@ class Spy:
 
 
 def draw_tokens(seed, vocab_size, *, longest=6):
-    """Any ids that are no special ones, then the end, by the row's own seed."""
+    """Draw any non-special ids, then the end, by the row's own seed."""
     noise = np.random.default_rng(seed)
     body = noise.integers(3, vocab_size, noise.integers(0, longest)).tolist()
     return [*body, EOS]
@@ -86,7 +86,7 @@ def test_sampled_tokens_never_pass_through_text(
     )
 
     def judge(log, info):
-        # Some rows end early, so that the active ones change.
+        # Some rows end early, so that the active set changes.
         return 1.0, sum(map(len, (m["content"] for m in log))) % (ends + 1) == 0, said
 
     batch = scripted.make_batch(spy, ["ab"] * num_prompts)
@@ -96,11 +96,11 @@ def test_sampled_tokens_never_pass_through_text(
     )
     rows = engine.run(batch, num_generations=num_generations, seed=seed).rows
 
-    # What was tokenised is what the environment said, in its format: no answer, ever.
+    # Only the environment's text was tokenized, in its format; answers never are.
     tail = "" if template is None else "|u:"
     after = "" if template is None else "|a:"
     assert set(spy.texts) <= {f"{tail}{said}{after}"}
-    # Each row holds exactly the tokens that its own seeds gave, in order.
+    # Each row holds exactly the tokens drawn from its own seeds, in order.
     expected = {}
     for call, (data, tails) in enumerate(
         zip(generator.calls, generator.sampled, strict=True)
@@ -118,7 +118,7 @@ def test_sampled_tokens_never_pass_through_text(
         logprobs = torch.where(mask, -(rows["input_ids"][row] + 1.0) / 64, 0.0)
         assert torch.equal(rows["generation_logprobs"][row], logprobs)
         starts = at[mask & ~torch.cat([torch.tensor([False]), mask[:-1]])].tolist()
-        # Answers that follow each other at once are one run of the mask.
+        # Adjacent answers form one run of the mask.
         num_turns_seen = 0
         for start in starts:
             while start < length and mask[start]:
@@ -198,7 +198,7 @@ def test_a_rewritten_conversation_branches():
         STRIPPING, says=SAYS, on_rewrite="branch", prompts=("a", "b")
     )
     rows = result.rows
-    # The second conversation has nothing to strip, and stays one row.
+    # The second conversation has nothing to strip and remains one row.
     assert scripted.row_texts(tokenizer, rows) == [
         "|u:a|a:d<eos>|u:bc|a:g<eos>|u:bc|a:h<eos>",
         "|u:b|a:e<eos>|u:bc|a:g<eos>|u:bc|a:h<eos>",
@@ -209,7 +209,7 @@ def test_a_rewritten_conversation_branches():
     assert (
         tokenizer.decode(second.input_ids.tolist()) == "|u:a|a:d<eos>|u:bc|a:<f>g<eos>"
     )
-    # Each sampled token is trained on once, in the row whose prompt it was given.
+    # Each sampled token is trained on once, in the row with its actual prompt.
     parts = [first, second]
     for call, part in enumerate(parts):
         sampled = part.input_ids[part.token_mask.bool()].tolist()

@@ -1,4 +1,4 @@
-"""Conversations of several turns with tools, trained on with a real model."""
+"""Multi-turn conversations with tools, trained on with a real model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TASKS = CalculatorTasks(6, max_number=1, operators="+").train(16)
 
 @pytest.fixture(scope="module")
 def calling_model(tmp_path_factory):
-    """A random model of few characters, so that many of its answers call the tool."""
+    """A random model with few characters, so that many of its answers call the tool."""
     from rl_models.build.model import (  # noqa: PLC0415
         ModelBuildConfig,
         TokenizerBuildConfig,
@@ -28,8 +28,8 @@ def calling_model(tmp_path_factory):
     )
 
     config = ModelBuildConfig(
-        # Its tokenizer has a token for what it does not know, such as the template's
-        # letters; Qwen's leaves that out.
+        # Its tokenizer has a token for unknown characters, such as the template's
+        # letters; Qwen's drops them.
         architecture="llama",
         hidden_size=32,
         num_hidden_layers=1,
@@ -69,8 +69,8 @@ def test_a_student_practises_with_tools(calling_model, tmp_path):
     assert metrics["train:avg_turns_per_sample"] > 1.0
     assert metrics["train:env/tool_calls_per_sample"] > 0.1
     assert metrics["train:mean_env_tokens_per_sample"] > 1.0
-    # What the tools said is not imitated, and what was sampled is once, though the
-    # template rewrites it and later rows begin with it.
+    # Tool output is not trained on, and sampled tokens are once, even though the
+    # template rewrites them and later rows begin with them.
     assert metrics["train:mean_branches_per_sample"] > 0.0
     assert metrics["train:num_unmasked_tokens"] == metrics["train:num_generated_tokens"]
     assert metrics["train:loss"] == pytest.approx(0.0, abs=1e-6)
@@ -103,8 +103,8 @@ def test_turns_with_tools_are_trained_on(calling_model, tmp_path, algorithm):
     assert metrics["train:env/tool_calls_per_sample"] > 0.1
     assert metrics["train:mean_env_tokens_per_sample"] > 1.0
     assert metrics["train:num_retried"] == 0.0
-    # The trainer finds what the sampler said.
+    # The trainer's log-probs match the sampler's.
     assert metrics["train:token_mult_prob_error"] < 1 + 1e-4
-    # The parts of a branched conversation are rows of their own.
+    # The parts of a branched conversation are separate rows.
     assert metrics["train:num_samples"] > 32
     assert metrics["train:kl_penalty"] > 0.0

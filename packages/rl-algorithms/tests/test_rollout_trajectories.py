@@ -1,4 +1,4 @@
-"""The state of a rollout: its columns, chosen and replaced rows."""
+"""The state of a rollout: its columns, selected and replaced rows."""
 
 from __future__ import annotations
 

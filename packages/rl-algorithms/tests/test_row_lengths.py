@@ -1,4 +1,4 @@
-"""Lengths that are left to the models, in every algorithm."""
+"""Lengths that default to the models' own, in every algorithm."""
 
 from __future__ import annotations
 
@@ -83,6 +83,6 @@ def test_models_that_are_asked_when_the_run_begins(tmp_path):
     assert filled.policy.max_total_sequence_length == 600
     assert filled.teacher.max_total_sequence_length == 600
     assert filled.policy.generation == config.policy.generation
-    # What is handed in is asked for nothing.
+    # Components that are passed in are not queried.
     assert with_row_lengths(config, Components(policy=1, teacher=1)) is config
     assert with_row_lengths(filled, Components()) is filled

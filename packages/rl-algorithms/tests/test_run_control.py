@@ -1,4 +1,4 @@
-"""Pause, resume, checkpoint and stop of a run, asked for by others."""
+"""Pause, resume, checkpoint and stop requests from other processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def fit(trainer, *callbacks, **arguments):
 
 
 class Asker(threading.Thread):
-    """Asks in a thread of its own; what it raises is raised by `result`."""
+    """Sends requests in its own thread; `result` raises what it raised."""
 
     def __init__(self, ask):
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Asker(threading.Thread):
 
 
 def asked(run, ask, step=2, hook="on_step_end"):
-    """Return the asker, and the callback that waits until its request is there."""
+    """Return the requester, and the callback that waits until its request arrives."""
     asker = Asker(ask)
 
     def start(trainer):
@@ -104,7 +104,7 @@ def test_a_checkpoint(run, audited, hook):
     assert answer.checkpoint == run / "checkpoints" / "step_2"
     (entry,) = [e for e in audited() if e["action"] == "run.checkpoint"]
     assert (entry["outcome"], entry["by"], entry["step"]) == ("ok", "alice", 2)
-    # The time of a checkpoint is that of its own step alone.
+    # The time of a checkpoint counts only in its own step.
     lines = map(json.loads, (run / "metrics.jsonl").open())
     steps = [
         line["step"]
@@ -227,7 +227,7 @@ def test_a_paused_run_is_saved_in_time(run):
         ask(run, "pause")
         changes = {"checkpoint_must_save_by": "00:00:00:00"}
         update_run(run, changes, deadline_s=DEADLINE_S)
-        # The run saves before it looks again.
+        # The run saves before it checks again.
         with pytest.raises(ConfigError, match="paused already"):
             ask(run, "pause")
         saved = (run / "checkpoints" / "step_2").is_dir()
@@ -241,7 +241,7 @@ def test_a_paused_run_is_saved_in_time(run):
 
 def test_a_deadline_that_passes(run):
     def late(trainer):
-        # The run is in this very hook, and cannot answer.
+        # The run is inside this very hook and cannot answer.
         with pytest.raises(DeadlineExceededError, match="taken back"):
             control_run(run, "stop", deadline_s=0.05)
 
@@ -294,7 +294,7 @@ def test_a_run_is_controlled_at_its_address_by_keys(run, audited, keys, tls):
         kept = olga.ask("POST", "/rl/run/checkpoint", post)["checkpoint"]
         assert kept.endswith("step_2")
         assert olga.ask("POST", "/rl/run/resume", post)["step"] == 2
-        # In an answer: later the run may have come to its end.
+        # Within the answer: the run may end afterwards.
         stopped = olga.ask("POST", "/rl/run/stop", post)
         assert stopped["step"] >= 2
 

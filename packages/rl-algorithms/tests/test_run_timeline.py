@@ -1,4 +1,4 @@
-"""The time line that a run leaves in its folder."""
+"""The time line that a run writes to its folder."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_workers_and_phases_agree_with_the_timing_metrics(pool, tiny_model, tmp_
         environment = seconds_of(record, scored.partition("[")[0])
         assert 0 < environment["step"] <= metrics["timing:generation"] + 2e-3
         assert record["seconds"] >= metrics["timing:total_step_time"] - 2e-3
-    # The checkpoint of the last step, which comes behind it.
+    # The checkpoint of the last step, which comes after it.
     assert "checkpointing" in seconds_of(records[-1], "driver")
 
 

@@ -1,4 +1,4 @@
-"""What a run was warned of is in the log and in its result, each once."""
+"""A run's warnings appear once each in the log and in its result."""
 
 from __future__ import annotations
 

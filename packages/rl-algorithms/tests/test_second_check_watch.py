@@ -1,4 +1,4 @@
-"""Second checks that reject much are noticed, and said once."""
+"""A high rejection rate of second checks is detected and reported once."""
 
 from __future__ import annotations
 

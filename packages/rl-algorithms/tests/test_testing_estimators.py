@@ -12,7 +12,7 @@ from rl_algorithms.testing import ConformanceError, check_estimator, reward_batc
 
 
 def grpo(batch):
-    """2402.03300, 4.1.2: (r - mean) / std, over the rows of the group that count."""
+    """2402.03300, 4.1.2: (r - mean) / std, over the valid rows of the group."""
     advantages = []
     for reward, group, valid in zip(
         batch.rewards, batch.group_index, batch.valid_mask, strict=True
@@ -39,7 +39,7 @@ def test_grpo_passes():
 
 
 class Broken:
-    """GRPO's estimator with one of the mistakes."""
+    """GRPO's estimator with one defect."""
 
     def __init__(self, mistake: str) -> None:
         self._mistake = mistake

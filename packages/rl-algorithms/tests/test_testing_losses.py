@@ -1,4 +1,4 @@
-"""The kit passes what is right; `test_testing_mutants.py` shows what it fails."""
+"""The kit passes correct losses; `test_testing_mutants.py` shows what it fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rl_algorithms.testing import (
 
 
 def negative_log_likelihood(data, inputs, held):
-    """Row by row: the mean over all tokens that count."""
+    """Compute the mean over all valid tokens, row by row."""
     total, count = 0.0, 0
     for row in range(len(data["sample_mask"])):
         for t in range(data["token_mask"].shape[1] - 1):
@@ -33,7 +33,7 @@ def test_the_likelihood_of_demonstrations_passes():
 
 
 class Pairs:
-    """A Bradley-Terry loss without tokens, to show what the kit asks of such."""
+    """A Bradley-Terry loss without tokens, to show what the kit requires of these."""
 
     def __call__(self, data: Any, num_seqs: Any, num_toks: Any, *, scores: Any):
         chosen, rejected = scores[::2], scores[1::2]

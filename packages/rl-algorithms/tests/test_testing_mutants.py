@@ -1,4 +1,4 @@
-"""The classic mistakes of policy-gradient code, and the check that catches each."""
+"""Classic mistakes in policy-gradient code, and the check that catches each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rl_algorithms.testing import (
 
 
 def neighbour(name: str) -> Any:
-    """A module of this folder."""
+    """Import a module of this folder."""
     path = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
@@ -91,7 +91,7 @@ class ToolTokensAreTrained(ClippedPGLossFn):
 
 
 class AdvantagesWhitenedInTheMicroBatch(ClippedPGLossFn):
-    """As a group that is larger than the micro-batch: it is normalised in parts."""
+    """Normalizes a group larger than the micro-batch in parts."""
 
     def __call__(self, data, num_seqs, num_toks, **inputs):
         advantages = data["advantages"]
@@ -129,7 +129,7 @@ class MetricsWithoutCounts(ClippedPGLossFn):
 
 
 def with_loss(change: Callable[[ClippedPGLossFn, PolicyTerms], Tensor]) -> type:
-    """A loss whose policy term is `change(loss_fn, terms)`."""
+    """Return a loss whose policy term is `change(loss_fn, terms)`."""
 
     class Changed(ClippedPGLossFn):
         def _policy_loss(self, terms: PolicyTerms) -> Tensor:
@@ -151,7 +151,7 @@ def clipped_only(loss, t):
 
 
 def unclipped_gradient(loss, t):
-    """The value is right; the gradient is that of the unclipped ratio."""
+    """Keep the correct value with the gradient of the unclipped ratio."""
     unclipped = -t.advantages * t.ratio
     return right(loss, t).detach() + unclipped - unclipped.detach()
 
@@ -178,7 +178,7 @@ def weights_upside_down(loss, t):
 
 
 def entropy_of_the_wrong_mask(terms: PolicyTerms) -> Tensor:
-    """Masked by the mask of the tokens before."""
+    """Apply the mask of the preceding tokens."""
     shifted = torch.nn.functional.pad(terms.tokens.token_mask[:, :-1], (1, 0))
     return -terms.tokens.logprobs * shifted
 
@@ -188,7 +188,7 @@ def entropy_without_weight(terms: PolicyTerms) -> Tensor:
 
 
 def patched(**changes: Any) -> Callable[[pytest.MonkeyPatch], type]:
-    """The right loss with other functions beneath it."""
+    """Return the correct loss with other functions beneath it."""
 
     def apply(monkeypatch: pytest.MonkeyPatch) -> type:
         for name, value in changes.items():
@@ -220,7 +220,7 @@ right_ratios = policy_terms._ratios
 
 
 def summed_ratio(tokens, prev, config):
-    """The ratio of the whole answer instead of the geometric mean of its tokens'."""
+    """Use the ratio of the whole answer instead of its tokens' geometric mean."""
     total = (tokens.blank(tokens.logprobs - prev) * tokens.mask).sum(-1, keepdim=True)
     ratio = total.expand_as(prev).exp()
     return ratio, ratio.clamp(1 - config.ratio_clip_min, 1 + config.ratio_clip_max)
@@ -238,12 +238,12 @@ def one_clip_bound(tokens, prev, config):
 
 
 def old_with_gradient(tokens, prev, config):
-    """On-policy, and the old log-probs are not detached: no gradient is left."""
+    """Leave the old log-probs attached on-policy: no gradient remains."""
     return right_ratios(tokens, tokens.logprobs, config)
 
 
 def mean_weights(log_ratio, *, sequence_level, mask):
-    """The mean of the tokens' log-ratios where their sum is meant."""
+    """Average the tokens' log-ratios instead of summing them."""
     count = mask.sum(-1, keepdim=True).clamp(min=1)
     mean = (log_ratio * mask).sum(-1, keepdim=True) / count
     return mean.expand_as(log_ratio).exp()
@@ -267,7 +267,7 @@ ON_POLICY = {"force_on_policy_ratio": True}
 DUAL = {"ratio_clip_c": 1.1}
 
 LOSS_MUTANTS: dict[str, tuple[dict[str, Any], Any, str]] = {
-    # What the loss divides by.
+    # The divisor of the loss.
     "mean over padding": (SEQUENCE, MeanOverPadding, "padding"),
     "mean of the micro-batch": ({}, MeanOfTheMicroBatch, "micro_batches"),
     "mean of the rank": ({}, MeanOfTheMicroBatch, "data_parallel"),
@@ -288,7 +288,7 @@ LOSS_MUTANTS: dict[str, tuple[dict[str, Any], Any, str]] = {
         patched(_entropy=entropy_of_the_wrong_mask),
         "gradient",
     ),
-    # What comes from where.
+    # Sources of the columns.
     "group larger than micro-batch": (
         {},
         AdvantagesWhitenedInTheMicroBatch,
@@ -389,7 +389,7 @@ def whitened_with_nan(values: Tensor, weights: Tensor) -> Tensor:
 
 
 class Mutant:
-    """An estimator whose rewards, groups or results are changed."""
+    """An estimator with changed rewards, groups or results."""
 
     def __init__(self, estimator: Any, before: Any = None, after: Any = None) -> None:
         self._estimator, self._before, self._after = estimator, before, after
@@ -408,7 +408,7 @@ def grpo_estimator(**settings: Any) -> GRPOAdvantageEstimator:
 
 
 def leave_one_out(batch):
-    """RLOO with the spread of the others; of both rows in a group of two."""
+    """RLOO with the spread of the others; in a group of two, of both rows."""
     result = []
     for row in range(len(batch.rewards)):
         members = estimators.members(batch, row)
@@ -424,7 +424,7 @@ def leave_one_out(batch):
 
 
 def not_normalised_in_pairs(monkeypatch):
-    """The other's reward alone has no spread, so a pair is not divided by any."""
+    """The other's reward alone has no spread, so a pair is not normalized."""
     right_std = baselines._GroupMoments.std
 
     def std(self, rewards, leave_one_out):
@@ -446,7 +446,7 @@ def itself_in_its_baseline(monkeypatch):
 
 
 def population_std(monkeypatch):
-    """Divided by n instead of n - 1."""
+    """Divide by n instead of n - 1."""
 
     def std(self, rewards, leave_one_out):
         _, deviation = self._centre(rewards)
@@ -466,7 +466,7 @@ def failed_rows_in_the_mean(monkeypatch):
 
 
 def groups_by_equal_reward(monkeypatch):
-    """Groups found by what rows look like: equal ones of two groups become one."""
+    """Group rows by content: equal rows of two groups become one group."""
 
     def merge(rewards, groups, valid, columns):
         return rewards, groups // 2, valid, columns
@@ -502,7 +502,7 @@ def nan_if_nothing_counts(monkeypatch):
 
 
 def mean_over_rows(monkeypatch):
-    """Normalised over answers instead of tokens."""
+    """Normalize over answers instead of tokens."""
     right_whiten = batch_normalized.whiten
 
     def whiten(values, weights):

@@ -555,7 +555,7 @@ class TestSignals:
 
 
 def rows_of(num_rows):
-    """Rows of three tokens, of which the first and the last are marked."""
+    """Return rows of three tokens, of which the first and the last are masked in."""
     return BatchedDataDict(
         {
             "input_ids": torch.ones(num_rows, 3, dtype=torch.int64),
@@ -572,7 +572,7 @@ class TestTrainingRows:
         rows, per_step = pad_to_plan(rows_of(3), plan)
         assert (rows.size, per_step) == (4, 2)
         assert rows["sample_mask"].tolist() == [1.0, 1.0, 1.0, 0.0]
-        # Nothing predicts the first token of a row.
+        # The first token of a row has no prediction.
         assert count_tokens(rows) == {
             "num_samples": 3.0,
             "num_tokens": 12.0,

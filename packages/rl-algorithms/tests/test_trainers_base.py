@@ -1,4 +1,4 @@
-"""The loop, with a toy policy: hooks, schedules, checkpoints, resume, signals."""
+"""The loop with a toy policy: hooks, schedules, checkpoints, resume, signals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ ROWS = [3, 1, 4, 1, 5, 9]  # three steps per epoch
 
 @pytest.fixture
 def make(tmp_path):
-    """Make a trainer; each has a folder of its own, unless one is named."""
+    """Make a trainer, each in a folder of its own unless one is named."""
     number = itertools.count(1)
 
     def build(policy=None, checkpointing=None, early_stop=None, *, at=None, **settings):
@@ -156,7 +156,7 @@ class TestHooks:
         steps = [(n, True) for n in range(1, 7)]
         epochs = [("epoch", 1, True), ("epoch", 2, True)]
         assert seen == [*steps[:3], epochs[0], *steps[3:], (6, 6.0), epochs[1]]
-        assert "loss" not in result.metrics  # one name where they are written
+        assert "loss" not in result.metrics  # written under one name only
 
     def test_a_step_that_trained_nothing_has_nan_for_loss(self, make, monkeypatch):
         seen = []
@@ -230,7 +230,7 @@ class TestHooks:
 
 @pytest.fixture
 def lose(monkeypatch):
-    """Make Ray's process of this name look as if it had ended."""
+    """Make Ray's process of this name appear to have exited."""
 
     def end(name):
         loss = ClusterLoss(name, 4711, "h:1", "was ended by SIGKILL", time.monotonic())
@@ -288,7 +288,7 @@ class TestLostCluster:
             (
                 f"The newest whole checkpoint is that of step 2, {kept}; step 3, the "
                 "last one done, could not be saved",
-                # On a busy machine the watch sees the loss before step 3 counts.
+                # On a busy machine the watch notices the loss before step 3 counts.
                 f"The checkpoint of step 2, the last one done, is kept {kept}",
             )
         )
@@ -304,7 +304,7 @@ class TestLostCluster:
         trainer.in_step = act
         with pytest.raises(ClusterLostError, match="No checkpoint was kept") as caught:
             trainer.fit(ROWS)
-        # Or the signal of the watch has come first.
+        # Or the watch's signal came first.
         assert isinstance(caught.value.__cause__, WorkerDiedError | None)
 
 
@@ -445,7 +445,7 @@ class TestCheckpoints:
         assert names == ["step_2", "step_6"]
 
     def test_a_metric_of_an_earlier_step_ranks_no_newer_policy(self, make):
-        """Steps 3 and 5 are not validated: what step 2 and 4 came to is not theirs."""
+        """Steps 3 and 5 are not validated: results of steps 2 and 4 are not theirs."""
         settings = {"metric_name": "val:accuracy", "save_period": 1}
         trainer = make(max_num_steps=5, val_period=2, checkpointing=settings)
         result = trainer.fit(ROWS, val_dataset=[0, 0, 0.9, 0, 0.4])
@@ -638,7 +638,7 @@ class TestFolder:
         done = make(max_num_steps=2).fit(ROWS)
         kept = sorted(done.run_dir.rglob("*"))
         unread = make(at=done.run_dir)
-        unread._load_data = None  # it is refused before the data are read
+        unread._load_data = None  # it is rejected before the data are read
         with pytest.raises(
             ConfigError, match=r"holds a run already \(it has a result\)"
         ):
@@ -682,7 +682,7 @@ class TestFolder:
         trainer._claim = claim
         result = trainer.fit(ROWS)
         assert result.run_dir == tmp_path / "owned"
-        assert not (result.run_dir / "run.json").exists()  # its owner says what it is
+        assert not (result.run_dir / "run.json").exists()  # its owner writes it
         with pytest.raises(ConfigError, match="another process carries this run out"):
             own_run_folder(result.run_dir)
         trainer = make(max_num_steps=2)
@@ -770,7 +770,7 @@ class TestOwner:
         assert "another process carries this run out" in message
         assert f"this very process ({os.getpid()} on " in message
         assert "SIGTERM saves it" in message
-        # It has lost nothing by it, and whoever comes later may go on.
+        # It has lost nothing, and a later run can continue it.
         assert result.steps == 6
         assert len(result.history) == 6
         assert make().fit(ROWS, resume=trainer.run_dir).steps == 6
@@ -853,7 +853,7 @@ def test_a_step_before_there_are_workers_says_so(make):
 
 
 def test_a_trainer_goes_with_its_last_reference(make):
-    """So do the cluster and the policy that it was given: others wait for the room."""
+    """Its cluster and the policy passed to it go too: others wait for the resources."""
     trainer = make(max_num_steps=2)
     trainer.fit(ROWS)
     left = weakref.ref(trainer)

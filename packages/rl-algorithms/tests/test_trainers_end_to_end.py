@@ -30,12 +30,12 @@ GRPO = {
 
 
 def pooled(pool, trainer):
-    """The same trainer, with the processes of the pool."""
+    """Return the same trainer on the processes of the pool."""
     return type(trainer)(trainer.config, pool=pool)
 
 
 def train(pool, model, dataset, reward_fn=None, algorithm="grpo", **settings):
-    """`rl.train` with the processes of a pool."""
+    """Run `rl.train` on the processes of a pool."""
     made = rl.get_algorithm(algorithm).from_pretrained(model, **settings)
     return pooled(pool, made).fit(dataset, reward_fn=reward_fn)
 
@@ -142,7 +142,7 @@ class TestGRPO:
         assert result.metrics["train:num_samples"] == 64
         assert result.metrics["train:dynamic_sampling_num_gen_batches"] >= 1
         answers = RolloutFiles(result.run_dir, 0).read()
-        # Those of groups without variance are left out.
+        # Groups without variance are left out.
         trained = [record for record in answers if "advantage" in record]
         assert trained
         for record in trained:
@@ -242,7 +242,7 @@ class TestData:
 
 
 class TestBadInput:
-    """Each is found before Ray starts or a model is loaded."""
+    """Each mistake is found before Ray starts or a model is loaded."""
 
     def fit(self, model, tmp_path, dataset=ROWS, reward_fn=None, **settings):
         settings = {**GRPO, "max_num_steps": 1, **settings}

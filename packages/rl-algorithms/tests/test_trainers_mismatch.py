@@ -18,7 +18,7 @@ from rl_algorithms.trainers.steps.training_rows import train_metrics
 
 
 def batch(width=300, num_rows=4, seed=0):
-    """Rows whose sampler was a little off, more so at late positions."""
+    """Return a batch whose sampler was slightly off, more so at late positions."""
     generator = torch.Generator().manual_seed(seed)
     logprobs = -torch.rand(num_rows, width, generator=generator) * 3
     gap = torch.randn(num_rows, width, generator=generator) * 0.01
@@ -37,7 +37,7 @@ def batch(width=300, num_rows=4, seed=0):
 
 
 def reported(rows, logprobs, parts=1):
-    """Metrics of a step, as the trainer gets them."""
+    """Return metrics of a step, as the trainer gets them."""
     loss = ClippedPGLossFn({"reference_policy_kl_penalty": 0.0})
     found: dict[str, list] = {}
     num_rows = len(rows["sample_mask"])
@@ -58,7 +58,7 @@ def reported(rows, logprobs, parts=1):
 @pytest.mark.parametrize("with_prev", [True, False])
 def test_quantiles_are_those_of_all_tokens(parts, with_prev):
     rows, logprobs, gap, counted = batch()
-    if not with_prev:  # the step's own forward pass stands in
+    if not with_prev:  # the step's own forward pass is used instead
         del rows["prev_logprobs"]
     found = MismatchMonitor(MismatchConfig()).report(reported(rows, logprobs, parts))
     sizes, ratios = gap[counted].abs(), gap[counted].exp()
@@ -138,7 +138,7 @@ def test_a_limit_stops(value):
     with pytest.raises(MismatchError, match=r"mismatch\.limit is 0\.5|not finite"):
         MismatchMonitor(config).report(far(value))
     assert MismatchMonitor(config).report(far(0.4))["loss"] == 1.0
-    # What is as large as the limit is within it.
+    # A value equal to the limit is within it.
     largest = mismatch_metrics(far(0.4))["mismatch/logprob_diff/max"]
     exact = MismatchConfig(limit=largest, statistic="max", action="stop")
     assert MismatchMonitor(exact).report(far(0.4))["loss"] == 1.0

@@ -1,4 +1,4 @@
-"""Figures per second."""
+"""Throughput metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that no run can reach are errors, in every algorithm."""
+"""Sizes that no run can reach are errors in every algorithm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No key is silently ignored: a key that an algorithm does not read is refused."""
+"""No key is silently ignored: keys that an algorithm does not read are rejected."""
 
 from __future__ import annotations
 

@@ -26,11 +26,11 @@ def test_answers_of_every_validation_are_kept_with_their_step(tmp_path: Path) ->
 
 def test_a_resumed_run_has_each_step_once(tmp_path: Path) -> None:
     kept = ValidationSamples(tmp_path)
-    kept.resume_at(3)  # nothing is there yet
+    kept.resume_at(3)  # nothing exists yet
     for step in (2, 4, 6):
         kept.add(step, [sample("1+3=")])
     with open(kept.path, "ab") as file:
-        file.write(b'{"step": 8, "pro')  # as a killed run leaves it
+        file.write(b'{"step": 8, "pro')  # as left by a killed run
     kept.resume_at(4)
     kept.add(6, [sample("2+2=")])
     found = [(r["step"], r["prompt"]) for r in kept.read()]

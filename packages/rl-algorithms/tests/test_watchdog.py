@@ -1,4 +1,4 @@
-"""Runs that hang: what is reported, what is saved, and how they end."""
+"""Hanging runs: what is reported and saved, and how they end."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def length(prompt, response):
 
 
 class WaitsForEver(rl.Callback):
-    """Blocks in the third step, as a callback does that asks a service."""
+    """Blocks in the third step, like a callback waiting for a service."""
 
     def __init__(self, moment):
         self.moment = moment
@@ -68,7 +68,7 @@ def test_a_callback_that_blocks_between_steps_costs_no_step(
     assert "in step 3: generation" in message
     assert f"checkpoint: the newest is {folder / 'checkpoints' / 'step_2'}" in message
     assert (folder / "checkpoints" / "step_2" / "policy" / "weights").is_dir()
-    # Once, and the same in the log as in the file.
+    # Once, and identical in log and file.
     logged = [r.getMessage() for r in caplog.records if "Who waits" in r.getMessage()]
     assert logged == [report]
     assert "in on_phase" in report.partition("Stacks of the workers")[0]
@@ -82,7 +82,7 @@ def test_a_callback_that_blocks_between_steps_costs_no_step(
 @pytest.mark.timeout(DEADLINE_S)
 def test_half_changed_weights_are_not_saved(tiny_model, tmp_path, pool):
     folder = tmp_path / "run"
-    # In a protected phase, where a first signal is only noted.
+    # In a protected phase, where a first signal is only recorded.
     message, _ = stall(tiny_model, folder, pool, WaitsForEver("policy_training"))
     assert "no checkpoint was made, because the weights were being changed" in message
     assert not list(folder.glob("checkpoints/step_*"))
@@ -111,7 +111,7 @@ def test_an_environment_that_blocks_is_shown_with_its_stack(tiny_model, tmp_path
 
 
 class StopsWorker(rl.Callback):
-    """Stops the process of the training worker as SIGSTOP does, in the third step."""
+    """Suspends the training worker's process with SIGSTOP in the third step."""
 
     def on_phase(self, trainer, steps_done, phase, step, total):
         if (step, phase) == (3, "policy_training"):

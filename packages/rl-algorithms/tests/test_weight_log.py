@@ -1,4 +1,4 @@
-"""The record of the weights that a generator had."""
+"""The record of the weights that a generator held."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ def test_each_transfer_is_a_line(tmp_path: Path) -> None:
 
 def test_a_resumed_run_repeats_its_transfers(tmp_path: Path) -> None:
     versions = WeightLog(tmp_path)
-    versions.resume_at(3)  # nothing is there yet
+    versions.resume_at(3)  # nothing exists yet
     for step in range(4):
         versions.add(step, [ConfirmedWeights(step, "a1", 2)])
     with open(versions.path, "ab") as file:
-        file.write(b'{"step": 1, "ver')  # as a killed run leaves it
+        file.write(b'{"step": 1, "ver')  # as left by a killed run
     versions.resume_at(1)
     versions.add(2, [ConfirmedWeights(2, "b2", 2)])
     found = [(r["step"], r["digest"]) for r in versions.read()]

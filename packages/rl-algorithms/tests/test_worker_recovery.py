@@ -1,4 +1,4 @@
-"""Training workers that are killed during a run, which continues."""
+"""Runs that continue after training workers are killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def seven(prompt, response):
 
 
 class Killer(rl.Callback):
-    """Kills workers of a model when a phase of these steps begins, each time once."""
+    """Kills a model's workers once when a phase of each given step begins."""
 
     def __init__(self, *moments, model="policy", again=0, number=signal.SIGKILL):
         self.left = list(moments)
@@ -69,7 +69,7 @@ def weights(result, part="policy"):
 
 
 def measured(result):
-    """What was measured in each step, without how long it took."""
+    """Return the measurements of each step, without durations."""
     return [
         {
             name: value
@@ -100,7 +100,7 @@ def whole(tiny_model, tmp_path_factory, pool):
         [
             ((2, "policy_training"), 0),
             ((4, "prepare_for_generation"), 2),
-            # When step 4 is counted, and validated.
+            # When step 4 is counted and validated.
             ((5, "checkpointing"), 2),
         ],
         [((2, "policy_training"), 0), ((5, "checkpointing"), 2)],
@@ -120,7 +120,7 @@ def test_a_killed_rank_leaves_no_trace_in_the_result(
 
 
 class Stop(rl.Callback):
-    """Asks for the end of the run in its third step, and waits for the request."""
+    """Requests a stop in the run's third step, and waits for the request."""
 
     def on_step_end(self, trainer, step, metrics):
         if step == 3:
@@ -174,7 +174,7 @@ def test_a_run_that_keeps_nothing_ends(tiny_model, tmp_path, pool):
 
 
 class Counter(rl.Callback):
-    """Counts steps, repeated ones each time."""
+    """Counts steps, including repeated ones."""
 
     def __init__(self):
         self.steps = []
@@ -188,7 +188,7 @@ LAST_ALONE = {"save_period": 5, "fault_tolerance.snapshot_period": 2}
 
 class TestSnapshots:
     def test_a_run_goes_back_to_the_newest(self, tiny_model, tmp_path, pool, whole):
-        # A checkpoint after step 5 alone; the snapshot after step 2 is replaced by that
+        # Only step 5 is checkpointed; the snapshot after step 2 is replaced by the one
         # after step 4.
         counter, killer = Counter(), Killer((4, "policy_training"), (5, "generation"))
         found = run(tiny_model, tmp_path / "run", pool, counter, killer, **LAST_ALONE)
@@ -212,7 +212,7 @@ class TestSnapshots:
         (warning,) = [w for w in found.warnings if "are lost" in w]
         assert "the run goes back to step 3" in warning
 
-    # Snapshots, and runs with a critic that go back, are in CI each.
+    # CI covers snapshots, and runs with a critic that go back, separately.
     @pytest.mark.matrix
     def test_with_a_critic(self, tiny_model, tmp_path, pool):
         settings = {"algorithm": "ppo", "num_generations_per_prompt": 1}
@@ -256,10 +256,10 @@ class TestAsynchronous:
         ("moment", "back_to"),
         cells(
             [
-                # The generator may be loading the weights of step 1.
+                # The generator may be loading step 1's weights.
                 ((2, "generation"), 0),
                 ((4, "policy_training"), 2),
-                # Its answers are those of the restored weights, and are used again.
+                # Its answers belong to the restored weights and are used again.
                 ((3, "policy_training"), 2),
             ],
             [((2, "generation"), 0), ((3, "policy_training"), 2)],
@@ -338,9 +338,9 @@ class TestAsynchronous:
 
 
 def trained_groups(log):
-    """Prompts of each step, with the oldest version of their tokens, from a log.
+    """Return each step's prompts from a log, with the oldest version of their tokens.
 
-    Steps whose weights were lost are left out. Also returns where the run went back to.
+    Steps whose weights were lost are left out. Also return where the run went back to.
     """
     versions, asked, done, back_to = {}, {}, {}, []
     for entry in log[1:]:
@@ -357,6 +357,6 @@ def trained_groups(log):
             ]
         for action in entry["actions"]:
             if action["type"] == "Train":
-                # A named tuple is a list in JSON: its number, its rows.
+                # JSON turns a named tuple into a list: its number, its rows.
                 asked[action["step"]] = action["groups"]
     return done, back_to

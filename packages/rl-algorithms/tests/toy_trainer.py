@@ -32,7 +32,7 @@ class ToyConfig(TrainerConfig):
 
 
 class ToyPolicy:
-    """Its weight is a function of all batches in their order."""
+    """A policy whose weight is a function of all batches in order."""
 
     def __init__(self):
         self.weight = 1

@@ -1,4 +1,4 @@
-"""A script written for NeMo RL: environments as actors, and the turns of a rollout."""
+"""A script written for NeMo RL: environments as actors, and multi-turn rollouts."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def setup_envs():
 
 
 def rollout(env, guesses):
-    """Play a scripted policy against the environment until all rows have ended."""
+    """Play a scripted policy against the environment until every row has ended."""
     logs = [[{"role": "user", "content": "Guess 0 to 9."}] for _ in guesses]
     metadata = [{"secret": 7, "turn": 0} for _ in guesses]
     total = torch.zeros(len(guesses))

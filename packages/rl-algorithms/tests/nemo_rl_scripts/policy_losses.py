@@ -110,7 +110,7 @@ def counts_of(batch):
 
 
 def in_micro_batches(loss_fn: LossFunction, batch, logits, size):
-    """The loop of a worker: losses and metrics of micro-batches are summed."""
+    """Return losses and metrics summed over micro-batches, as in a worker's loop."""
     counts = counts_of(batch)
     batch["logits"] = logits
     total, metrics = 0.0, {}
@@ -127,7 +127,7 @@ def in_micro_batches(loss_fn: LossFunction, batch, logits, size):
 
 
 def pairs(batch):
-    """Rows as chosen, rejected, chosen, ...; the column as NeMo RL makes it."""
+    """Return rows as chosen, rejected, chosen, ...; the column as NeMo RL builds it."""
     reference = batch["reference_policy_logprobs"].clone()
     reference[:, 0] = 0.0
     return {

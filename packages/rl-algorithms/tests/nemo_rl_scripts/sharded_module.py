@@ -37,7 +37,7 @@ class ShardedWorker:
         }
 
     def train(self, data: BatchedDataDict, loss_fn, gbs=None, factor=1):
-        # A dummy call of a free axis brings no data.
+        # A dummy call on a free axis carries no data.
         if data is None:
             return {"rank": self.rank, "idle": True}
         self.steps.append(int(data.size))

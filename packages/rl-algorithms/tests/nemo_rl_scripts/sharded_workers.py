@@ -1,4 +1,4 @@
-"""A script written for NeMo RL: a group with named axes, as a policy has one."""
+"""A script written for NeMo RL: a worker group with named axes, as policies use."""
 
 import json
 import os
@@ -33,7 +33,7 @@ def summed(data):
 
 
 class ToyPolicy:
-    """Splits batches over `data_parallel`, and repeats them over `tensor_parallel`."""
+    """Shards batches over `data_parallel`, replicates them over `tensor_parallel`."""
 
     def __init__(self, cluster, config):
         self.sharding_annotations = NamedSharding(
@@ -87,7 +87,7 @@ class ToyPolicy:
 
 
 def tied(cluster, folder):
-    """Replicas of two workers and of one, each with a leader, as vLLM has them."""
+    """Tied groups of two workers and of one, each with a leader, as in vLLM."""
     group = RayWorkerGroup(
         cluster,
         RayWorkerBuilder(WORKER, {"goodbye": folder}),
