@@ -1,4 +1,4 @@
-"""Folders of runs as trainers leave them, without training."""
+"""Run folders as trainers leave them, without training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 
-# The driver of the browser is a module beside the tests.
+# The browser driver is a module beside the tests.
 _TESTS = str(Path(__file__).parent)
 if _TESTS not in sys.path:
     sys.path.append(_TESTS)
@@ -21,7 +21,7 @@ if _TESTS not in sys.path:
 def write_lines(
     path: Path, records: Iterable[Mapping[str, Any]], end: str = ""
 ) -> Path:
-    """Write JSON lines, and behind them what a killed writer has left."""
+    """Write JSON lines, followed by what a killed writer has left."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(record) + "\n" for record in records) + end)
     return path
@@ -60,7 +60,7 @@ def metric_lines(num_steps: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Path]:
-    """Return what writes the folder of a run of GRPO that has ended."""
+    """Return a function that writes the folder of a finished GRPO run."""
 
     def make(
         name: str = "run",

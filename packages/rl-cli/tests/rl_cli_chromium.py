@@ -1,6 +1,6 @@
 """A headless Chromium that a test drives: real keys, real clicks, the real page.
 
-It speaks the DevTools protocol over two pipes: JSON messages that end with a zero byte.
+It speaks the DevTools protocol over two pipes: JSON messages terminated by a zero byte.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ __all__ = ["Chromium", "chromium_path"]
 
 _KEYS = {"ArrowRight": 39, "ArrowLeft": 37, "Home": 36, "End": 35, "Tab": 9,
          "Escape": 27, "Enter": 13, "+": 187}  # fmt: skip
-# Keys that also write something, by which a button is pressed.
+# Keys that also insert text, with which a button is pressed.
 _WRITTEN = {"Enter": "\r", "+": "+"}
 _DEADLINE_S = 60.0
 
 
 def chromium_path() -> str | None:
-    """Return the browser's program; None where none is installed."""
+    """Return the browser's executable; None if none is installed."""
     names = ("chromium", "chromium-browser", "google-chrome")
     return next((path for name in names if (path := shutil.which(name))), None)
 
 
 class Chromium:
-    """One page in a browser; a context manager, which ends the browser.
+    """One page in a browser; a context manager that closes the browser.
 
     Args:
         width: Of the window, in CSS pixels.
@@ -50,7 +50,7 @@ class Chromium:
         self._ids = itertools.count(1)
         self._unread = b""
         self.events: list[dict[str, Any]] = []
-        """What the browser has told without being asked."""
+        """Events that the browser has sent unprompted."""
         command_read, self._write = os.pipe()
         self._read, answer_write = os.pipe()
         program = (
@@ -123,11 +123,11 @@ class Chromium:
         return message
 
     def open(self, path: Path, view: str = "learning") -> None:
-        """Open a page, and wait until it is loaded and shows something."""
+        """Open a page; wait until it is loaded and shows something."""
         self.open_address(f"{path.as_uri()}#{view}")
 
     def open_address(self, url: str) -> None:
-        """Open a page by its address, likewise."""
+        """Open a page by its address in the same way."""
         self.call("Page.navigate", url=url)
         self.wait(
             "document.readyState === 'complete' && location.protocol !== 'about:' && "
@@ -144,14 +144,14 @@ class Chromium:
     def wait(self, expression: str) -> None:
         """Wait until an expression is true."""
         deadline = time.monotonic() + _DEADLINE_S
-        # The page is asked again each time it has drawn.
+        # Evaluate the condition again after each frame.
         frame = "new Promise((resolve) => setTimeout(resolve, 20))"
         while not self.evaluate(f"Boolean({expression})"):
             assert time.monotonic() < deadline, f"never true: {expression}"
             self.evaluate(frame)
 
     def text(self, selector: str = "[role=tabpanel]:not([hidden])") -> str:
-        """Return what a person reads there."""
+        """Return the visible text."""
         quoted = json.dumps(selector)
         return str(self.evaluate(f"document.querySelector({quoted}).innerText"))
 
@@ -164,11 +164,11 @@ class Chromium:
                       windowsVirtualKeyCode=_KEYS[key], **more)  # fmt: skip
 
     def type(self, text: str) -> None:
-        """Type a text into what has the focus."""
+        """Type text into the focused element."""
         self.call("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
-        """Click an element in its middle with the mouse."""
+        """Click the centre of an element with the mouse."""
         quoted = json.dumps(selector)
         x, y = self.evaluate(
             f"(() => {{ const e = document.querySelector({quoted}); "
@@ -180,13 +180,13 @@ class Chromium:
                       clickCount=1)  # fmt: skip
 
     def screenshot(self, path: Path) -> None:
-        """Save what the window shows as a PNG file."""
+        """Save a screenshot of the window as a PNG file."""
         found = self.call("Page.captureScreenshot", format="png")
         path.write_bytes(base64.b64decode(found["data"]))
 
     def complaints(self) -> list[str]:
-        """Return exceptions, violations of the page's policy, and opened dialogs."""
-        self.evaluate("0")  # what is on its way has then come
+        """Return exceptions, content-policy violations, and opened dialogs."""
+        self.evaluate("0")  # pending messages have then arrived
         found = []
         for event in self.events:
             parameters = event.get("params", {})
@@ -199,7 +199,7 @@ class Chromium:
         return found
 
     def requests(self) -> list[str]:
-        """Return the addresses that were asked for."""
+        """Return the requested addresses."""
         return [
             event["params"]["request"]["url"]
             for event in self.events
@@ -207,10 +207,10 @@ class Chromium:
         ]
 
     def close(self) -> None:
-        """End the browser."""
+        """Close the browser."""
         os.close(self._write)
         os.close(self._read)
-        # It ends by itself when its pipes are closed.
+        # It exits when its pipes are closed.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10)
         if self._process.poll() is None:

@@ -1,10 +1,10 @@
-"""What tests ask a page in a browser: is all text legible, every control reached?"""
+"""Checks of a page in a browser: is all text legible, every control reachable?"""
 
 from __future__ import annotations
 
 __all__ = ["CONTROLS", "FOCUSED", "POOR_TEXTS"]
 
-# Numbers the controls that can be seen; of radio buttons and tabs, one takes the focus.
+# Numbers the visible controls; of radio buttons and tabs, one takes the focus.
 CONTROLS = """(() => {
   const kinds = "a[href], button, input, select, summary, [tabindex='0']";
   window.controls = [...document.querySelectorAll(kinds)].filter(
@@ -17,7 +17,7 @@ FOCUSED = """(() => {
   const outlined = style.outlineStyle !== "none" && parseFloat(style.outlineWidth) >= 1;
   return [window.controls.indexOf(e), outlined || style.boxShadow !== "none"];
 })()"""
-# Composes the colours behind each text as they are drawn (WCAG 2.2, 1.4.3).
+# Composes the rendered colours behind each text (WCAG 2.2, 1.4.3).
 POOR_TEXTS = """(() => {
   const canvas = document.createElement("canvas").getContext("2d");
   const rgba = (text) => {

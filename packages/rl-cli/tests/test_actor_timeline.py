@@ -1,4 +1,4 @@
-"""The time line of the actors on the page: its data, its script, and in a browser."""
+"""The actor time line on the page: its data, its script, and in a browser."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def row(name: str, calls: list[list[int]], **fields: Any) -> dict[str, Any]:
 
 
 def record(step: int, rows: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return a step of two seconds: the policy works for half of it."""
+    """Return a two-second step; the policy works for half of it."""
     usual = [
         row("driver", [[0, 0, 2_000_000]]),
         row("policy[0]", [[1, 0, 600_000], [2, 1_000_000, 400_000]]),
@@ -134,7 +134,7 @@ def test_a_live_page_asks_for_steps(make_run: MakeRun) -> None:
     with_timeline(folder, [record(2)])
     [stage] = live.page()[1]["runs"][0]["stages"]
     assert [step for step, *_ in stage["timeline"]["steps"]] == [0, 1, 2]
-    # A page that is open may still look at an earlier step.
+    # An open page may still show an earlier step.
     assert live.chunk(f"r0s0l-{number}") is not None
 
 
@@ -173,7 +173,7 @@ class TestScript:
         [call] = joined["rows"][0]["calls"]
         assert call["start"] == pytest.approx(1.5)
         assert call["end"] == pytest.approx(2.7)
-        # Where only the second is shown, it is busy from its begin on.
+        # If only the second is shown, it is busy from its start.
         busy = run_script("busySeconds(joinRecords(v0).rows[0], 0, 2)", [second])
         assert busy == pytest.approx(0.7)
 

@@ -1,4 +1,4 @@
-"""Where answers lie: by step and by chunk, while a trainer goes on writing."""
+"""The index of answers by step and chunk, while a trainer keeps writing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def records_of(index: AnswerIndex) -> list[dict[str, Any]]:
 
 
 def by_step(index: AnswerIndex) -> dict[Any, list[dict[str, Any]]]:
-    """Return what a page would show of each step, by the rows."""
+    """Return what a page shows of each step, from the rows."""
     return {
         step: [
             record
@@ -96,7 +96,7 @@ def test_it_begins_again_where_files_are_others(tmp_path: Path, event: str) -> N
             path.unlink()
         if event == "begun again":
             files.add(1, [answer(0.5)])
-    # What was found before must not break a page that still asks for it.
+    # Earlier results must not break a page that still requests them.
     assert all("step" in record for record in records_of(index))
     index.update()
     fresh = AnswerIndex(tmp_path, "training")

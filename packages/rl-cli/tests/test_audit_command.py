@@ -1,4 +1,4 @@
-"""`rl audit verify`: an audit log that is whole, and one that is not."""
+"""`rl audit verify` on an intact audit log and on a broken one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_broken_log(log: Path, key: Path, capsys: pytest.CaptureFixture[str]) 
         f"broken: audit log {log}, line 4 was changed, or was written with another "
         "key\n"
     )
-    # The last line is nobody's "line before".
+    # No line refers to the last one as its predecessor.
     assert verify(log) == 0
     lines = log.read_bytes().splitlines(keepends=True)
     log.write_bytes(b"".join(lines[:2]))

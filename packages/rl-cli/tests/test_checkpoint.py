@@ -1,4 +1,4 @@
-"""`rl checkpoint`: training states shown and converted."""
+"""`rl checkpoint`: showing and converting training states."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def step(tmp_path: Path) -> Path:
-    """A checkpoint of one weight, cut between two ranks."""
+    """A checkpoint of one weight, split over two ranks."""
     folder = tmp_path / "step_7"
     for rank in range(2):
         box = Box((4, 2), (2 * rank, 0), (2, 2))

@@ -1,4 +1,4 @@
-"""`rl ctl`: what is sent to a run, and what is said of its answer."""
+"""`rl ctl`: requests to a run, and the output for its answers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UPDATE = {"number": 1, "step": 7, "moment": "step_begin", "by": "me", "time": "n
 
 
 class Reader(threading.Thread):
-    """A run between two steps, which answers all that is asked."""
+    """A run between two steps that answers every request."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(daemon=True)
@@ -204,7 +204,7 @@ def test_the_status_of_a_folder(
     state, *shown = capsys.readouterr().out.splitlines()
     assert state.endswith(", step 2 of 9")
     assert shown == ["train:loss: 0.5", "val:accuracy: 0.25"]
-    # As `rl ctl set` has changed it.
+    # As changed by `rl ctl set`.
     update = {"number": 1, "changes": {"sft.max_num_steps": 12}}
     (metrics.parent / "updates.jsonl").write_text(json.dumps(update) + "\n")
     assert _run(["ctl", "status", str(run)], False) == 0

@@ -1,4 +1,4 @@
-"""`rl diff`: where two runs begin to differ."""
+"""`rl diff`: where two runs start to differ."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ def test_the_first_tensor_that_differs_is_named(
     file = runs[1] / "checkpoints" / "step_10" / WEIGHTS
     tensors = load_file(file)
     tensors["w"][3, 1] += 0.25
-    # Its manifest no longer fits, which must not hide the change.
+    # Its manifest no longer matches, which must not hide the change.
     save_file(tensors, file)
     code, found = diff()
     assert (code, first_of(found)) == (
@@ -371,7 +371,7 @@ def test_a_run_cut_short_differs_by_its_end_alone(
 ) -> None:
     path = runs[1] / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
-    # Killed in step 12: its last line is torn, and step 11 has but one metric.
+    # Killed in step 12: its last line is torn, and step 11 has only one metric.
     last = {"step": 11, "time": 1.0, "metrics": {"train:reward": 11 / 20}}
     torn = lines[12][:40]
     path.write_text("".join(lines[:11]) + json.dumps(last) + "\n" + torn)

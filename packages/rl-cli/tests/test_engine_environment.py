@@ -1,4 +1,4 @@
-"""What is said while the environment of an engine is built, and where it cannot be."""
+"""Messages while an engine's environment is built, and where it cannot be."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEADLINE_S = 60.0
 
 
 class Listening(Terminal):
-    """Keeps what is said; the third line lets the build end."""
+    """Records messages; the third one sets `heard`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Listening(Terminal):
 
 @dataclass(frozen=True, kw_only=True)
 class Slow(BuiltEnvironment):
-    """Takes until somebody has been told that it takes time."""
+    """Builds until a message says that it takes time."""
 
     heard: threading.Event = field(default_factory=threading.Event)
 
@@ -106,7 +106,7 @@ def test_rl_serve_says_so_where_there_is_no_room_for_an_engine(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The real environment of vLLM, asked for where nothing can be built."""
+    """vLLM's real environment, requested where nothing can be built."""
     monkeypatch.setattr("rl_distributed.init_ray", lambda count: True)
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RL_ENV_ROOT", str(tmp_path / "file" / "environments"))

@@ -18,7 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file of the user with two environments: one to build, one interpreter."""
+    """A user file with two environments: one to build, one interpreter."""
     wheels = tmp_path / "wheels"
     wheels.mkdir()
     info = "envsample-1.0.dist-info"

@@ -1,4 +1,4 @@
-"""`rl envs run`: a model folder and a stand-in server, measured on tasks."""
+"""`rl envs run`: a model folder and a stand-in server, evaluated on tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = Callable[[dict[str, Any]], tuple[int, Any]]
 
 
 class StandIn(ThreadingHTTPServer):
-    """A server of chat completions that answers by a function of the request."""
+    """A chat-completions server whose answers are a function of the request."""
 
     daemon_threads = True
 
@@ -51,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        with contextlib.suppress(ConnectionError):  # the client has given up
+        with contextlib.suppress(ConnectionError):  # the client has disconnected
             self.wfile.write(data)
 
     def log_message(self, *arguments: Any) -> None:
@@ -67,7 +67,7 @@ def completion(text: str, reason: str = "stop") -> tuple[int, Any]:
 
 
 def sorts(body: dict[str, Any]) -> tuple[int, Any]:
-    """Sort the digits; even seeds get it wrong."""
+    """Sort the digits; even seeds are wrong."""
     right = "".join(sorted(body["messages"][-1]["content"].removesuffix("=")))
     return completion(right if body["seed"] % 2 else "0")
 
@@ -306,7 +306,7 @@ def test_agents_are_measured_with_a_server(
     arguments = [*agent_arguments(tmp_path, server), "-n", "2", "-o", str(file)]
     found = json.loads(run(capsys, *arguments, "--json"))
     assert (found["num_tasks"], found["num_generations"]) == (2, 2)
-    # Odd seeds are right.
+    # Odd seeds are correct.
     metrics = found["metrics"]
     assert (metrics["reward"], metrics["pass@1"], metrics["pass@2"]) == (1.0, 0.5, 1.0)
     assert (metrics["reward/right"], metrics["reward/sure"]) == (0.5, 0.5)
@@ -314,7 +314,7 @@ def test_agents_are_measured_with_a_server(
     for request in server.requests:
         assert (request["model"], request["temperature"]) == ("m", 1.0)
         assert "stream" not in request
-        # What the agent asks for, where that is less than what the command allows.
+        # The agent's own request, if it is below the command's limit.
         is_first = len(request["messages"]) == 1
         assert request["max_tokens"] == (5 if is_first else 9)
         assert ("tools" in request) == is_first

@@ -61,7 +61,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def called(capsys: Capture, *arguments: str, code: int = 0) -> Any:
-    """What `rl envs ... --json` prints."""
+    """Return the output of `rl envs ... --json`."""
     done = _run(["envs", *arguments, "--json"], False)
     out, err = capsys.readouterr()
     assert done == code, err
@@ -166,7 +166,7 @@ def test_rows_are_read_as_in_training(
 ) -> None:
     lines = map(json.dumps, ROWS_OF_DATA_SETS[name])
     (folder / "own.jsonl").write_text("\n".join(lines))
-    # The reward needs the column `answer`, which training derives from others, too.
+    # The reward needs the column `answer`, which training can also derive from others.
     report = called(
         capsys, "check", "my_env.py", "--data", "own.jsonl", "--gold", "answer"
     )
@@ -207,7 +207,7 @@ def test_the_column_of_the_prompts_may_have_any_name(
 def played(
     capsys: Capture, monkeypatch: pytest.MonkeyPatch, text: str, *arguments: str
 ) -> str:
-    """What `rl envs play` prints when a text is piped in."""
+    """Return the output of `rl envs play` with text piped in."""
     monkeypatch.setattr("sys.stdin", io.StringIO(text))
     assert _run(["envs", "play", *arguments], False) == 0
     return capsys.readouterr().out
@@ -337,7 +337,7 @@ def test_an_agent_is_checked(guess: list[str], folder: Path, capsys: Capture) ->
     assert failed(report) == {}
     assert found["gold answers earn the full reward"]["status"] == "pass"
     assert found["the same a second time"]["status"] == "pass"
-    # One that takes anything, and one that never asks.
+    # One that accepts anything, and one that never asks.
     text = (folder / "guess.py").read_text()
     (folder / "guess.py").write_text(text.replace('text == task["answer"]', "text"))
     report = called(capsys, "check", *guess, code=1)

@@ -53,7 +53,7 @@ def test_answers_of_a_run_are_as_long_as_in_training(
     step = tmp_path / "step_3"
     shutil.copytree(model, step / "policy" / "weights")
     tokens = {}
-    # A section that is null is what a run without sampling has.
+    # A section that is null is the same as in a run without sampling.
     for name, generation in (("short", {"max_new_tokens": 2}), ("none", None)):
         (step / "config.yaml").write_text(
             json.dumps({"policy": {"generation": generation}})
@@ -136,7 +136,7 @@ def test_json_samples_are_reproducible_and_counted(
 
 
 class _Mute:
-    """Four methods of a generation backend that tells no log-probs."""
+    """A generation backend of four methods without log-probs."""
 
     def setup(self, config: Any) -> None:
         self.model = config["model_name"]

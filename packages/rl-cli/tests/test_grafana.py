@@ -1,4 +1,4 @@
-"""The dashboard for Grafana: its form, and names that Prometheus would take."""
+"""The Grafana dashboard: its structure, and metric names that Prometheus accepts."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def test_panels_neither_overlap_nor_leave_the_page() -> None:
 def test_grafana_takes_its_form(namespace: str) -> None:
     board = grafana_dashboard(namespace)
     assert isinstance(board["title"], str)
-    # Grafana refuses longer ones: "uid too long, max 40 characters".
+    # Grafana rejects longer ones: "uid too long, max 40 characters".
     assert re.fullmatch(r"[\w-]{1,40}", board["uid"], re.ASCII)
-    # Since Grafana 8: the form of panels and variables that this file has.
+    # Since Grafana 8: the structure of panels and variables that this file uses.
     assert 27 < board["schemaVersion"] < 100
     source, instance = board["templating"]["list"]
     assert (source["name"], source["type"], source["query"]) == (
@@ -88,7 +88,7 @@ def parsed(query: str) -> tuple[str | None, list[tuple[str, str, str]]]:
     """Parse an instant vector selector of PromQL, the only form of query here.
 
     Raises:
-        ValueError: Prometheus would refuse it.
+        ValueError: Prometheus would reject it.
     """
     whole = SELECTOR.fullmatch(query.strip())
     if whole is None:
@@ -106,7 +106,7 @@ def parsed(query: str) -> tuple[str | None, list[tuple[str, str, str]]]:
             re.compile(value.replace("$instance", "a|b"))
         matchers.append((label, operator, value))
         end = found.end()
-    # Prometheus refuses a selector that the empty text would satisfy.
+    # Prometheus rejects a selector that the empty string would match.
     if name is None and not any(
         (operator == "=" and value)
         or (operator == "=~" and not re.fullmatch(value, ""))
@@ -135,7 +135,7 @@ def test_every_query_parses_and_names_a_metric() -> None:
         assert by_label["instance"] == ("=~", "$instance")
         if name is None:
             name = by_label["__name__"][1].replace("[0-9]+", "0")
-        # The label has the name before it was made one that Prometheus takes.
+        # The label holds the name before it was made valid for Prometheus.
         if "metric" in by_label:
             assert by_label["metric"][0] == "="
             assert name == prometheus_name("team", by_label["metric"][1])

@@ -1,4 +1,4 @@
-"""`rl init`: what it writes is valid, trains, and leaves files alone."""
+"""`rl init`: its output is valid and trains, and existing files are kept."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class _Terminal(io.StringIO):
-    """What a person types."""
+    """Simulates what a user types."""
 
     def isatty(self) -> bool:
         return True
@@ -156,7 +156,7 @@ def test_the_environment_passes_its_tests_and_a_wrong_one_fails(
     passed = run_tests(folder, "test_environment.py")
     assert passed.returncode == 0, passed.stdout
     file = folder / "environment.py"
-    # Anything counts as right.
+    # Any answer is correct.
     file.write_text(
         re.sub(r"response.strip\(\) == .*strip\(\)", "True", file.read_text())
     )
@@ -180,7 +180,7 @@ def test_environments_of_ones_own_train(
             lines = Path("out/stages/grpo/metrics.jsonl").read_text().splitlines()
             found = [json.loads(line).get("metrics", {}) for line in lines]
             turns = [m[TURNS] for m in found if TURNS in m]
-            # Answers that are wrong, or call a tool, are followed by others.
+            # Wrong answers and tool calls are followed by others.
             assert len(turns) == 2
             assert max(turns) > 1
 
@@ -188,7 +188,7 @@ def test_environments_of_ones_own_train(
 def run_tests(
     folder: Path, name: str = "test_reward.py"
 ) -> subprocess.CompletedProcess[str]:
-    """Run the tests in a folder, as a user would."""
+    """Run the tests in a folder as a user would."""
     words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     return subprocess.run(
         [*words, name], cwd=folder, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""`rl keys`: making, listing and revoking keys."""
+"""`rl keys`: creating, listing and revoking keys."""
 
 from __future__ import annotations
 

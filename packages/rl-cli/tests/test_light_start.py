@@ -1,4 +1,4 @@
-"""What needs no model starts without the libraries that take seconds to import."""
+"""Commands that need no model start without libraries that take seconds to import."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ finally:
 
 
 def run(tmp_path, *arguments):
-    """Exit code, output, messages, and which heavy modules the command imported."""
+    """Return exit code, output, messages, and the heavy modules that were imported."""
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, *arguments],
         cwd=tmp_path,

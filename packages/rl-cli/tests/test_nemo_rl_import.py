@@ -1,4 +1,4 @@
-"""`rl config import`: recipes of NeMo RL become run files that are valid."""
+"""`rl config import`: NeMo RL recipes become valid run files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_result_is_valid_and_says_what_is_missing(
     for entry in left_out:
         assert f"  {entry}\n" in listed
         assert f"#   {entry}\n" in text
-    # A second time nothing is overwritten.
+    # A second run overwrites nothing.
     assert _run(["config", "import", source, "-o", "ours.yaml"], False) == 2
     assert Path("ours.yaml").read_text() == text
     assert _run(["config", "import", source], False) == 0
@@ -184,7 +184,7 @@ def test_ppo(folder: Path) -> None:
     assert (imported.algorithm, imported.run["seed"]) == ("ppo", 9)
     ppo = stage["ppo"]
     assert (ppo["ppo_epochs"], ppo["critic_warmup_steps"]) == (2, 5)
-    # Their lambda of the policy leaves that of the values as it was.
+    # Their lambda for the policy leaves the one for values unchanged.
     assert (ppo["gae_lambda"], ppo["gae_lambda_value"]) == (0.9, 0.95)
     assert (ppo["gae_gamma"], ppo["normalize_advantages"]) == (1.0, True)
     assert ppo["reward_scaling"]["target_min"] == -1.0

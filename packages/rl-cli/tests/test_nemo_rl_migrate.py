@@ -1,4 +1,4 @@
-"""`rl config migrate`: imports of scripts that were written for NeMo RL."""
+"""`rl config migrate`: imports in scripts written for NeMo RL."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_the_trap_of_dpo_is_not_sprung(tmp_path: Path) -> None:
     after, notes, _ = rewritten(
         tmp_path, "from nemo_rl.algorithms.loss import DPOLossFn\n"
     )
-    # The loss of this package would read the same column in another way.
+    # This package's loss would read the same column differently.
     assert after == "from rl_algorithms.compat.nemo_rl.losses import DPOLossFn\n"
     assert "roll the column back" in notes[0]
 

@@ -200,7 +200,7 @@ def test_a_trainer_that_samples_keeps_no_second_copy(
     assert apart[0]["weight_sync"] is not None
     assert own[0]["weight_sync"] is None
     cache = [stage["generator"]["cache_bytes_per_token"] for stage in (*apart, *own)]
-    assert cache[1] == cache[0] // 2  # of two ranks that share each layer
+    assert cache[1] == cache[0] // 2  # for two ranks that share each layer
     assert "generator weights" in apart[0]["memory"]["train"]
     assert "generator weights" not in own[0]["memory"]["train"]
 

@@ -1,4 +1,4 @@
-"""Every recipe: listed, valid, fits its GPUs, and trains in small."""
+"""Every recipe is listed, valid, fits its GPUs, and trains at reduced scale."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TRAINED = sorted(
     (name for name in NAMES if name != "megatron-32b"),
     key=lambda name: (summarize(name).algorithm.replace("dapo", "grpo"), name),
 )
-# One recipe of each algorithm.
+# One recipe per algorithm.
 COVERING = {summarize(name).algorithm: name for name in TRAINED}.values()
 CHAT = (
     "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}\n{% endfor %}"
@@ -109,7 +109,7 @@ def stage_of(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def in_small(name: str, place: Path) -> list[str]:
-    """Return overrides that replace model, data and scale, and nothing else."""
+    """Return overrides that replace only model, data and scale."""
     stage, config = stage_of(name)
     algorithm = config["algorithm"]
     section = {"dapo": "grpo"}.get(algorithm, algorithm)
@@ -149,7 +149,7 @@ def in_small(name: str, place: Path) -> list[str]:
 def sampled_in_small(
     algorithm: str, section: str, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return what also changes where answers are sampled."""
+    """Return overrides that also change where answers are sampled."""
     small: dict[str, Any] = {
         "policy.generation.backend": "huggingface",
         "policy.generation.precision": "float32",
@@ -159,7 +159,7 @@ def sampled_in_small(
     if settings.get("num_generations_per_prompt", 1) > 1:
         small["policy.train_global_batch_size"] = 8
         small[f"{section}.num_generations_per_prompt"] = 2
-    # A tiny model with random weights earns nothing, so that no group differs.
+    # A tiny random model earns nothing, so no group has variance.
     if settings.get("drop_zero_variance_groups"):
         small["grpo.drop_zero_variance_groups"] = "false"
     if algorithm == "dapo":
@@ -196,7 +196,7 @@ def test_a_recipe_trains_in_small(
 def test_a_recipe_is_valid_as_it_stands(name: str, capsys: Capture) -> None:
     assert _run(["config", "validate", name], False) == 0
     said = capsys.readouterr().out
-    # Nothing is set that another key turns off.
+    # No setting is made inert by another key.
     assert said.splitlines() == [said.strip()]
 
 
@@ -281,7 +281,7 @@ def test_the_table_of_the_guide_is_that_of_the_recipes() -> None:
 
 
 def table_of(names: Sequence[str]) -> list[str]:
-    """Return the lines of the guide's table."""
+    """Return the rows of the guide's table."""
     rows = map(summarize, names)
     return [
         f"| `{row.name}` | {row.algorithm} | {row.model} | {row.hardware} | "

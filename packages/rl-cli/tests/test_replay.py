@@ -34,7 +34,7 @@ def ray() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def runs(ray: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Two runs of SFT that differ in nothing."""
+    """Two identical SFT runs."""
     folder = tmp_path_factory.mktemp("runs")
     shape = ModelBuildConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
     model = build_model(shape, folder / "tiny")

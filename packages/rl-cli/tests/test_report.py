@@ -1,4 +1,4 @@
-"""What is shown of a run that has ended: accuracy where there is one, else reward."""
+"""The summary of a finished run: accuracy if there is one, else reward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_cli.run_stages import RunOutcome
 
 
 class Folder:
-    """A run folder whose stages have ended; `stages` has metrics by stage and step."""
+    """A run folder of finished stages; `stages` has metrics by stage and step."""
 
     def __init__(self, path: Path, stages: dict[str, list[dict[str, float]]]) -> None:
         self.path, self._stages = path, stages
@@ -99,7 +99,7 @@ def test_the_table_names_what_was_measured() -> None:
         for line in text.replace("│", " ").replace("|", " ").splitlines()
         if line.split() and line.split()[0] in ("imitate", "improve", "sort")
     }
-    # What was not measured before the first step says nothing about before.
+    # A metric not measured before the first step says nothing about that time.
     assert rows["imitate"] == ["imitate", "3", "val:val_loss", "0.125", "done"]
     assert rows["improve"] == ["improve", "3", "val:reward", "-1.5", "2.5", "done"]
     assert rows["sort"] == ["sort", "3", "val:accuracy", "25.0%", "50.0%", "done"]

@@ -1,4 +1,4 @@
-"""The page of a report: what is in the file, and what a browser makes of it."""
+"""The page of a report: the file's contents, and its rendering in a browser."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def test_curves_of_two_runs_are_drawn(
       }
       return [...found];
     })()""")
-    assert "11,102,179" in colours or "196,78,0" in colours  # --c0, and --c1 upon it
+    assert "11,102,179" in colours or "196,78,0" in colours  # --c0, with --c1 on top
     assert browser.complaints() == []
 
 
@@ -275,7 +275,7 @@ def test_an_axis_has_room_for_its_numbers(
 ) -> None:
     run = make_run()
     path = run / "metrics.jsonl"
-    # Ratios about 1 differ in their sixth digit.
+    # Ratios close to 1 differ in their sixth digit.
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     for line in lines[1:]:
         line["metrics"]["train:reward"] = 1 + 1e-6 * line["step"]
@@ -286,7 +286,7 @@ def test_an_axis_has_room_for_its_numbers(
         "[...document.querySelectorAll('.chart .u-wrap')].map("
         "(chart) => chart.querySelector('.u-over').offsetLeft)"
     )
-    # "1.000020" in 12 pixels needs some 58, and its tick 15 more.
+    # "1.000020" at 12 pixels needs about 58, and its tick 15 more.
     assert widths[0] >= 73
     assert 62 <= min(widths) < widths[0]
 
@@ -465,7 +465,7 @@ def test_every_text_has_contrast_and_every_control_the_focus(
             found = browser.evaluate(POOR_TEXTS)
             assert found["checked"] > 20, view
             assert found["poor"] == [], view
-            # Those below the window as well, whose curves are buttons, too.
+            # Those below the window too, whose curves are also buttons.
             browser.evaluate(
                 "charts.forEach("
                 "(one) => one.visible || (one.visible = true, one.draw()))"
@@ -494,7 +494,7 @@ def test_the_pictures_of_the_guide_can_be_drawn(
         check=True, timeout=240,
     )  # fmt: skip
     drawn = {path.name for path in pictures.iterdir()}
-    # Each is another picture, so that each view, and the dark, was drawn.
+    # Every picture differs, so each view, and dark mode, was drawn.
     assert len({path.read_bytes() for path in pictures.iterdir()}) == len(drawn) == 7
     guide = (root / "docs" / "guides" / "see-a-run.md").read_text()
     assert set(re.findall(r"assets/([\w-]+\.png)", guide)) == drawn

@@ -1,4 +1,4 @@
-"""What a report reads from the folder of a run: whole, half written, or torn."""
+"""Reading a report from a run folder: complete, half written, or torn."""
 
 from __future__ import annotations
 

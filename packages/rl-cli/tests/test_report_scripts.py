@@ -1,4 +1,4 @@
-"""What the script of a page makes of a run, in Node where there is no browser."""
+"""The output of a page's script, run in Node without a browser."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(NODE is None, reason="no node is installed")
 
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[..., Any]:
-    """Return what runs the page of a run and evaluates an expression in it."""
+    """Return a function that runs a run's page and evaluates an expression in it."""
 
     def evaluate(folder: Path, view: str, expression: str) -> Any:
         page = tmp_path / "page.html"
@@ -120,7 +120,7 @@ def test_a_chart_is_zoomed_by_keys(make_run: MakeRun, ask: Callable[..., Any]) -
       ["Ctrl +", box.press("+", {{ ctrlKey: true }}), ...part()],
     ])({CHART}.querySelector(".plot"),
        () => [{PLOT}.scales.x.min, {PLOT}.scales.x.max])"""
-    # Steps 1 to 20; what a chart does not use is left to the browser.
+    # Steps 1 to 20; keys that a chart does not use are left to the browser.
     assert ask(make_run(), "learning", script) == [
         ["ArrowRight", False, 1, 20],
         ["+", True, 5.75, 15.25],

@@ -105,7 +105,7 @@ def test_wrong_values_of_a_recipe_file_name_their_line(tmp_path: Path) -> None:
     )
     said = "sft.max_num_steps must be greater than 0: got"
     assert refused(str(path)) == f"{said} -3 ({path}:6)"
-    # What an override sets in a section is no longer what the file says there.
+    # A value overridden in a section no longer comes from the file.
     override = "stages.sft={sft: {max_num_steps: -4}}"
     assert refused(str(path), override) == f"{said} -4 (override {override!r})"
     assert load_run(str(path), None, ["stages.sft.sft.max_num_steps=2"]).stages
@@ -138,7 +138,7 @@ def test_a_stage_can_name_a_preset() -> None:
     run = load_run("quickstart", None, ["stages.grpo.algorithm=rloo"])
     config = run.stages[1].config
     assert config.loss_fn.disable_ppo_ratio
-    # What the recipe says wins.
+    # The recipe takes precedence.
     assert config.loss_fn.reference_policy_kl_penalty == 0.0
 
 

@@ -1,4 +1,4 @@
-"""`rl runs`: which runs there are, and how they stand."""
+"""`rl runs`: existing runs and their states."""
 
 from __future__ import annotations
 

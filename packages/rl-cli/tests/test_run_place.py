@@ -1,4 +1,4 @@
-"""What a run's folder is refused for, before anything heavy is imported."""
+"""Reasons to reject a run folder, checked before anything heavy is imported."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl_cli.run_place import find_place, given_output_dir
 from rl_distributed import ConfigError
 from rl_distributed.config.hidden_keys import hide_secrets
 
-# Runs `rl` and fails if it has imported what takes long.
+# Runs `rl` and fails if it has imported anything slow.
 LIGHT = """
 import sys
 from rl_cli.main import _run
@@ -138,7 +138,7 @@ def test_an_algorithm_gets_a_new_folder_and_its_newest_run_is_found(here: Path) 
         with RunFolder.create(run.name, run.output_dir, run.source) as folder:
             assert folder.path == here / "runs" / f"dapo-00{number}"
     assert RunFolder.find("dapo", "").path == folder.path
-    # One that got nowhere is not the one to go on with.
+    # A run without progress is not the one to continue.
     first = here / "runs" / "dapo-001"
     (first / "result.json").write_text("{}")
     assert RunFolder.find("dapo", "").path == first
@@ -276,7 +276,7 @@ def test_the_run_of_an_algorithm_is_not_nested(here: Path) -> None:
             "checkpoint": "step_2",
             "model": "step_2/policy/weights",
         }
-        # What somebody stopped goes on when it is resumed.
+        # A run stopped by a user continues when resumed.
         folder.write("result.json", {**result, "stopped_by": "alice"})
         assert folder.stage_result("sft") is None
 

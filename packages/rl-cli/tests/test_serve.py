@@ -1,4 +1,4 @@
-"""`rl serve` without an engine: what is wrong is said at once, and how it ends."""
+"""`rl serve` without an engine: mistakes are reported at once, and how it ends."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_port_that_is_taken_is_told_at_once(
 
 
 class FakeServer:
-    """Comes up at once, and ends as the test says."""
+    """Starts at once, and ends as the test sets."""
 
     made: FakeServer
 
@@ -98,7 +98,7 @@ class FakeServer:
 
 
 class Interrupting:
-    """Instead of the event that all replicas are gone: somebody presses Ctrl-C."""
+    """Raises SIGINT instead of waiting until all replicas are gone."""
 
     def wait(self, timeout: float) -> bool:
         signal.raise_signal(signal.SIGINT)

@@ -23,7 +23,7 @@ DEADLINE_S = 60.0
 
 
 class Script(nullcontext[None]):
-    """Stands for a run: a script whose starts are counted in its folder."""
+    """Stands in for a run: a script whose starts are counted in its folder."""
 
     def __init__(self, folder: Path, code: str) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ def test_a_signal_reaches_the_run_once_and_ends_it(
         "    signal.sigtimedwait([], 0.01)\n"
         f"sys.exit(128 + {int(signum)})",
     )
-    # Where tests run in the background of a shell, SIGINT is ignored.
+    # SIGINT is ignored when tests run in the background of a shell.
     outside = signal.signal(signum, signal.default_int_handler)
     before = signal.getsignal(signum)
 
@@ -256,7 +256,7 @@ def test_a_new_run_gets_a_folder_and_goes_on_there(
     assert run.folder == tmp_path / "runs" / "quickstart-001"
     first = ["quickstart", "seed=3", "output_dir=runs/quickstart-001", "--quiet"]
     assert arguments(run) == first
-    # It died before it kept anything.
+    # It died before it saved anything.
     begin(run.folder)
     assert arguments(run) == first
     keep(run.folder)

@@ -50,7 +50,7 @@ def notes_of(error: BaseException) -> list[str]:
 @pytest.mark.parametrize(
     ("error", "progress", "tells"),
     [
-        # What has got nowhere cannot go on.
+        # A run without progress cannot be continued.
         (WorkerDiedError("gone"), None, False),
         (WorkerDiedError("gone"), "stages/grpo/checkpoints/step_4/x", True),
         (RewardCallError("raised KeyError"), None, False),

@@ -1,4 +1,4 @@
-"""`rl config validate` refuses what `rl train` refuses before it starts anything."""
+"""`rl config validate` rejects what `rl train` rejects before starting anything."""
 
 from __future__ import annotations
 

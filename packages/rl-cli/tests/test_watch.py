@@ -1,4 +1,4 @@
-"""`rl watch`: the live page over HTTP, and the essentials on a terminal."""
+"""`rl watch`: the live page over HTTP, and a summary in the terminal."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def answer(step: int, text: str = "yes", reward: float = 1.0) -> dict[str, Any]:
 
 
 def go_on(folder: Path, step: int, text: str = "yes") -> None:
-    """Write what a trainer writes of a step."""
+    """Write a trainer's records of a step."""
     record = answer(step, text)
     files = RolloutFiles(folder, 1 << 30)
     files.add(step, [{k: v for k, v in record.items() if k != "step"}])
@@ -143,7 +143,7 @@ def run_of_one_step(make_run: MakeRun) -> Path:
         (f"/?token={TOKEN}", {"token": "wrong"}, 401),
         ("/", {"token": None, "Authorization": f"Basic {TOKEN}"}, 401),
         ("/", {"token": None, "Cookie": f"token={TOKEN}"}, 401),
-        # for another machine, or from another page
+        # for another host, or from another page
         ("/", {"Host": "example.org"}, 403),
         ("/", {"Host": "127.0.0.1.example.org:80"}, 403),
         ("/", {"Host": "10.0.0.1"}, 403),
@@ -154,7 +154,7 @@ def run_of_one_step(make_run: MakeRun) -> Path:
         ("/data", {"Origin": "http://127.0.0.1:1"}, 403),
         ("/data", {"Sec_Fetch_Site": "cross-site"}, 403),
         ("/data", {"Sec_Fetch_Site": "same-site"}, 403),
-        # of what is not there
+        # of something that does not exist
         ("/../run.json", {}, 404),
         ("/%2e%2e/run.json", {}, 404),
         ("/..%2frun.json", {}, 404),
@@ -168,7 +168,7 @@ def run_of_one_step(make_run: MakeRun) -> Path:
         ("/chunk?name=r0s0t0--1", {}, 404),
         ("/chunk?name=r9s9t9-0", {}, 404),
         ("/chunk?name=" + "x" * 4000, {}, 404),
-        # in another way
+        # with another method
         ("/", {"method": "POST"}, 405),
         ("/data", {"method": "DELETE"}, 405),
         ("/data", {"method": "OPTIONS"}, 405),
@@ -201,7 +201,7 @@ FOLLOWED = {
     [
         ("/", {}, 200),
         ("/", {"Sec_Fetch_Site": "same-site"}, 200),
-        # A frame, a script, a fetch and a form are other than a link.
+        # A frame, a script, a fetch or a form is not a link.
         ("/", {"Sec_Fetch_Dest": "iframe"}, 403),
         ("/", {"Sec_Fetch_Dest": "object"}, 403),
         ("/", {"Sec_Fetch_Dest": "script", "Sec_Fetch_Mode": "no-cors"}, 403),
@@ -211,12 +211,12 @@ FOLLOWED = {
         ("/", {"Origin": "null"}, 403),
         ("/", {"method": "POST", "Origin": "null"}, 403),
         ("/", {"method": "HEAD"}, 403),
-        # Only a page is opened by a link.
+        # A link opens only a page.
         ("/data", {}, 403),
         ("/chunk?name=r0s0t0-0", {}, 403),
         ("/metrics", {}, 403),
         ("/nothing", {}, 403),
-        # The key and the name of this machine are needed as ever.
+        # The key and this machine's name are still required.
         ("/", {"token": None}, 401),
         ("/", {"token": "wrong"}, 401),
         ("/", {"Host": "example.org"}, 403),
@@ -227,7 +227,7 @@ def test_a_link_on_another_site_opens_the_page(
 ) -> None:
     found, text, sent = get(served_run, path, **{**FOLLOWED, **headers})
     assert found == status
-    # What is opened can be neither framed nor reached by the page with the link.
+    # The opened page can be neither framed nor reached by the linking page.
     assert sent["X-Frame-Options"] == "DENY"
     assert "frame-ancestors 'none'" in sent["Content-Security-Policy"]
     assert sent["Cross-Origin-Opener-Policy"] == "same-origin"
@@ -267,7 +267,7 @@ def test_a_browser_that_is_refused_reads_why(
     assert title in text[text.index("<h1>") : text.index("</h1>")]
     assert remedy in text
     assert "default-src 'none'" in text
-    # Nothing that the request chose.
+    # Nothing from the request.
     assert not re.search("<(b|i|u|script)>|&lt;", text)
     code = json.loads(get(served_run, path, **headers)[1])["error"]["code"]
     assert f"status {status}, {code}." in text
@@ -342,7 +342,7 @@ def test_the_page_is_that_of_the_report_and_may_ask_its_server(
     assert data.sub("", head) == data.sub("", written)
     found = json.loads(data.findall(text)[0][1])
     reported = json.loads(data.findall(written)[0][1])
-    # No key: the page takes that of its address, so that a copy of it holds none.
+    # No key: the page takes it from its address, so that copies hold none.
     assert found["live"] == {"version": 1, "poll_s": 2.0}
     assert (
         found["runs"][0]["stages"][0]["curves"]
@@ -383,7 +383,7 @@ def test_what_is_new_is_read_when_it_is_time(run_of_one_step: Path) -> None:
 def test_a_costly_look_is_followed_by_a_long_rest(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All looks together take 1/400 of a core at most."""
+    """All looks together take at most 1/400 of a core."""
     used = iter([0.0, 9.0, 9.0, 9.125, 9.125, 9.15, 9.15, 9.175])
     monkeypatch.setattr(time, "thread_time", lambda: next(used))
     folder, clock = make_run(num_steps=1), Clock()
@@ -412,7 +412,7 @@ def test_a_resumed_run_is_read_again(run_of_one_step: Path) -> None:
     assert steps(live) == 3
     (source,) = live.page()[1]["runs"][0]["stages"][0]["samples"]
     assert [row[0] for row in source["steps"]] == [1, 2, 3]
-    assert live.chunk("r0s0t0-0") is None  # that of the page before
+    assert live.chunk("r0s0t0-0") is None  # from the previous page
     records = json.loads(live.chunk(f"{source['key']}-0") or "")
     assert [record["response"] for record in records[1:]] == ["before", "after"]
 
@@ -545,7 +545,7 @@ def test_a_small_terminal_shows_state_warnings_metrics_and_an_answer(
     out = io.StringIO()
     console = Console(file=out, width=80, height=24, force_terminal=True)
     terminal_view.show(LiveRuns([folder]), console, once=False)
-    # The last drawing, after the cursor went up; without colours.
+    # The last frame, after the cursor moved up; without colours.
     drawn = re.split(r"\x1b\[1A", out.getvalue())[-1]
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", drawn).rstrip("\n").splitlines()
     assert max(map(len, shown)) <= 80
@@ -559,7 +559,7 @@ def test_a_small_terminal_shows_state_warnings_metrics_and_an_answer(
         "response: the answer",
     ):
         assert any(said in line for line in shown), said
-    # Cut to the screen by what is left out, and not by its lower edge.
+    # Cut to the screen by leaving lines out, not at its lower edge.
     assert len(shown) < 24
     assert "..." not in shown
 

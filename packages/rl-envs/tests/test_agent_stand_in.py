@@ -1,4 +1,4 @@
-"""Agents that a function answers: what they are told, refused, and how runs end."""
+"""Agents answered by a function: what they receive, what is refused, how runs end."""
 
 from __future__ import annotations
 
@@ -169,13 +169,13 @@ def test_a_request_without_a_reply_and_one_that_ends_the_run() -> None:
         await waiting.wait()
         return await echo(question)
 
-    # The other task, which would wait to its limit, is cancelled.
+    # The other task, which would otherwise wait until its limit, is cancelled.
     with pytest.raises(ValueError, match="no more"):
         ran(agent, "a", "b", answer=fails, time_limit_s=20.0)
 
 
 class Stuck:
-    """Runs nothing, and says so to nobody."""
+    """Runs nothing and reports nothing."""
 
     def __init__(self) -> None:
         self.cancelled: list[int] = []

@@ -1,4 +1,4 @@
-"""Agents as functions and programs: how they are run, bounded and rewarded."""
+"""Agents as functions and programs: execution, limits and rewards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEADLINE_S = 30.0
 
 @pytest.fixture(scope="module")
 def base_url():
-    """An address that somebody listens on."""
+    """An address with a listening socket."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -98,7 +98,7 @@ class TestFunctions:
             return 1
 
         def agent(task, base_url, api_key):
-            # Blocking is no matter here, for the loop at least.
+            # Blocking does not matter here, at least not for the loop.
             time.sleep(0.05)
             return {"a": 1.0, "b": 2}
 

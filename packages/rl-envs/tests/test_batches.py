@@ -1,4 +1,4 @@
-"""Environments that are called with a batch, as `generate` gives it."""
+"""Environments called with a batch as `generate` returns it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def batch(**changes):
 
 
 class Bare(EnvironmentInterface):
-    """Gives what its test says, and keeps what it was asked."""
+    """Returns what its test sets, and records its input."""
 
     def __init__(self, result=None):
         self.result = result
@@ -107,7 +107,7 @@ class Mixin:
 
 
 class Named(Mixin, EnvironmentInterface):
-    """Has its `step` from a class that is no environment, with names of its own."""
+    """Inherits `step` from a class that is not an environment, with its own names."""
 
 
 def test_other_names_and_mixins():

@@ -35,7 +35,7 @@ FIXED = {"is_slippery": False}
 
 
 class Echo(gymnasium.Env[str, str]):
-    """A text environment: the word of the seed is to be said, in capitals."""
+    """A text environment: say the word of the seed in capitals."""
 
     observation_space = gymnasium.spaces.Text(20)
     action_space = gymnasium.spaces.Text(8, charset="ABCDEFGHIJ\n")
@@ -103,7 +103,7 @@ def test_a_mask_of_the_environment_makes_actions_illegal() -> None:
 
 @pytest.mark.parametrize("most", [1, 256])
 def test_episodes_are_those_of_the_package_kept_or_not(most: int) -> None:
-    """Several slippery ones at a time, against the package itself."""
+    """Several slippery episodes at a time, compared with the package itself."""
     rows = GymnasiumTasks("FrozenLake-v1", seed=4).train(3)
     world = GymnasiumEnvironment(GymnasiumConfig(max_kept=most, max_turns=99))
     rng = np.random.default_rng(0)
@@ -116,7 +116,7 @@ def test_episodes_are_those_of_the_package_kept_or_not(most: int) -> None:
         actions = {at: int(rng.integers(4)) for at in live}
         logs = [[{"role": "assistant", "content": str(actions[at])}] for at in live]
         result = world.step(logs, [columns[at] for at in live])
-        # A repeated call finds the same.
+        # A repeated call returns the same.
         again = world.step(logs, [columns[at] for at in live])
         assert again.observations == result.observations
         ended = []
@@ -140,7 +140,7 @@ def test_what_a_limit_ended_is_released() -> None:
     for _ in range(2):
         world.close(first.metadata)
         assert not world._episodes._kept
-    # Nothing is lost by it: the episode is made again.
+    # Nothing is lost: the episode is rebuilt.
     second = world.step([log], first.metadata)
     assert second.observations == world.step([log], first.metadata).observations
     world.close([row])

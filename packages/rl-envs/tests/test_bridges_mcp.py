@@ -1,4 +1,4 @@
-"""The bridge to MCP servers: one in the sandbox, and one of the real package."""
+"""The bridge to MCP servers: one in the sandbox, and one on the real package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rl_envs.testing import check_environment
 SCRIPT = Path(__file__).parent / "scripts" / "mcp_notes.py"
 ROW = {"prompt": "What do the notes say?", "answer": "a,b"}
 
-# With the package itself, and a stateful session.
+# With the package itself and a stateful session.
 OF_THE_PACKAGE = """
 from mcp.server.mcpserver import MCPServer
 server = MCPServer("counter")
@@ -47,7 +47,7 @@ server.run("stdio")
 
 
 class HereSandbox(Sandbox):
-    """No sandbox: this Python, in which the package is installed."""
+    """No sandbox: this Python, which has the package installed."""
 
     def __init__(self, num_slots: int, level: SandboxLevel) -> None:
         self.num_slots, self.level = num_slots, level
@@ -67,7 +67,7 @@ class HereSandbox(Sandbox):
         return SandboxResult("ok", done.stdout, done.stderr, 0, None, 0.0, 0)
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Do nothing; no resources are held."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -107,7 +107,7 @@ def calls(*made: tuple[str, dict[str, Any]]) -> str:
 
 
 def turn(environment: Any, text: str, columns: Any = ROW) -> tuple[list[str], Any, Any]:
-    """Return what is said to a response, the columns after it, and the reward."""
+    """Return the reply to a response, the columns after it, and the reward."""
     log = [
         {"role": "user", "content": "?"},
         {"role": "assistant", "content": text},
@@ -132,12 +132,12 @@ def test_tools_are_those_of_the_server(notes: McpEnvironment) -> None:
 def test_a_conversation_has_a_session_of_its_own(notes: McpEnvironment) -> None:
     said, first, _ = turn(notes, calls(("add", {"text": "a"})))
     assert said == ["1 notes"]
-    # Another conversation of the same server starts empty.
+    # Another conversation with the same server starts empty.
     assert turn(notes, calls(("add", {"text": "c"})))[0] == ["1 notes"]
     said, second, _ = turn(notes, calls(("add", {"text": "b"})), first)
     assert said == ["2 notes"]
     assert turn(notes, calls(("show", {})), second)[0] == ["a,b"]
-    # A repeated turn finds the same.
+    # A repeated turn returns the same.
     assert turn(notes, calls(("add", {"text": "b"})), first)[0] == ["2 notes"]
     assert turn(notes, "They say:\na,b", second)[2] == 1.0
     assert turn(notes, "a", second)[2] == 0.0
@@ -210,14 +210,14 @@ def test_limits_and_the_judge_are_settings() -> None:
         )
     )
     try:
-        # 8 MiB: more than the limit that is preset.
+        # 8 MiB: above the default limit.
         [said], columns, _ = turn(
             environment, calls(("flood", {})), {**ROW, "answer": "1/2"}
         )
         assert said.startswith("x" * 12)
         assert len(said) < 100
         assert turn(environment, r"\boxed{0.5}", columns)[2] == 1.0
-        # A second turn with a call is scored as it is.
+        # A second turn with a call is scored as is.
         assert turn(environment, calls(("show", {})), columns)[2] == 0.0
     finally:
         environment.shutdown()
@@ -234,7 +234,7 @@ def test_the_server_is_confined(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret= " in said
     assert "root=False home=/work" in said
     assert said.endswith("unreachable")
-    # bwrap's first process, the dialogue and the server.
+    # bwrap's init process, the dialogue and the server.
     assert int(said.split("processes=")[1].split()[0]) <= 4
 
 

@@ -1,4 +1,4 @@
-"""The bridge to OpenEnv, with a server of the real package and a stand-in for it."""
+"""The bridge to OpenEnv, with a server on the real package and a stand-in."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ NUM_QUESTIONS = 3
 
 @pytest.fixture(scope="module")
 def package() -> Iterator[str]:
-    """A server of the real package, in the environment of its extra."""
+    """A server on the real package, in its extra's environment."""
     server = ServerProcess(OpenEnvServer(command=PACKAGE))
     yield server.address()
     server.close()
@@ -76,7 +76,7 @@ def row(seed: int = 5, **options: Any) -> dict[str, Any]:
 
 
 def sums(seed: int = 5, largest: int = 9) -> list[int]:
-    """The right answers, by the definition of the server."""
+    """Return the correct answers by the server's definition."""
     rng = random.Random(seed)
     return [
         rng.randint(0, largest) + rng.randint(0, largest) for _ in range(NUM_QUESTIONS)
@@ -134,13 +134,13 @@ def test_credit_and_what_counts_as_solved(address: str) -> None:
 def test_conversations_are_equal_with_few_sessions_or_many(
     address: str, most: int
 ) -> None:
-    """Several at a time, each against the definition; a repeated call finds the same"""
+    """Several at a time, each against the definition; repeated calls agree."""
     rows = [row(seed) for seed in (1, 1, 2, 3, 4)]
     rights = [sums(seed) for seed in (1, 1, 2, 3, 4)]
     world = OpenEnvEnvironment(OpenEnvConfig(address=address, max_sessions=most))
     columns: list[Any] = list(rows)
     for turn in range(NUM_QUESTIONS):
-        # The third answers wrongly all the time.
+        # The third always answers wrongly.
         logs = [log(right[turn] + (place == 2)) for place, right in enumerate(rights)]
         result = world.step(logs, columns)
         again = world.step(logs, columns)
@@ -172,7 +172,7 @@ def test_a_server_has_no_more_sessions_than_are_allowed() -> None:
 
 
 def test_sessions_of_the_package_are_released(package: str) -> None:
-    """More conversations than it allows at a time, one after another."""
+    """More conversations than its session limit, one after another."""
     config = OpenEnvConfig(address=package, max_sessions=64, connect_s=2)
     world = OpenEnvEnvironment(config)
     for start in range(0, 120, 40):
@@ -238,7 +238,7 @@ def test_a_server_that_hangs_costs_its_conversation_only(address: str) -> None:
     "command", [STAND_IN, pytest.param(PACKAGE, marks=pytest.mark.slow)]
 )
 def test_a_server_that_dies_is_started_again(command: tuple[str, ...]) -> None:
-    """What it had of other conversations is played again."""
+    """Its other conversations are replayed."""
     world = OpenEnvEnvironment(OpenEnvConfig(command=command))
     right = sums()
     first = world.step([log(right[0])], [row()])
@@ -282,7 +282,7 @@ def test_episodes_that_cannot_be_repeated(address: str) -> None:
     world = OpenEnvEnvironment(
         OpenEnvConfig(address=address, is_repeatable=False, max_sessions=2, call_s=1)
     )
-    # Two that are equal have a session each.
+    # Two equal ones have a session each.
     diced = world.step([log("dice"), log("dice")], [row(), row()])
     assert diced.observations[0] != diced.observations[1]
     with pytest.raises(EnvironmentServerError, match="all 2 sessions are taken"):
@@ -291,7 +291,7 @@ def test_episodes_that_cannot_be_repeated(address: str) -> None:
         diced = world.step([log(answer)] * 2, diced.metadata)
         assert diced.rewards.tolist() == [1.0, 1.0]
     assert diced.terminateds.tolist() == [True, True]
-    # A session that is over is not begun again.
+    # A finished session is not restarted.
     begun = world.step([log(0)], [row()])
     world.close(begun.metadata)
     assert world.step([log(0)], begun.metadata).metadata[0]["outcome"] == "error"
@@ -363,7 +363,7 @@ def test_rows_that_cannot_be_played_are_named(address: str) -> None:
 
 
 def transcript(address: str) -> list[Any]:
-    """What a server says, word by word."""
+    """Return a server's messages verbatim."""
     said: list[Any] = []
     url = address.replace("http", "ws") + "/ws"
     steps: list[dict[str, Any]] = [
@@ -465,7 +465,7 @@ def free_port() -> int:
 
 
 def test_an_address_without_openenv(package: str) -> None:
-    """The server of the package at a path that it does not have."""
+    """The package's server at a path that it does not serve."""
     with pytest.raises(
         EnvironmentServerError,
         match=r"no server of OpenEnv at \S+: ws://\S+/env/ws answers with HTTP 40",
@@ -485,7 +485,7 @@ def test_no_server() -> None:
 
 
 def test_a_server_may_come_late() -> None:
-    """Connecting is tried until its deadline."""
+    """Connecting is retried until its deadline."""
     port = free_port()
     command = [word.replace("{port}", str(port)) for word in STAND_IN]
     started: list[Any] = []
@@ -566,7 +566,7 @@ def test_shutdown_ends_the_server_and_a_copy_has_its_own() -> None:
         each.shutdown()
         each.shutdown()
     assert all(gone_within(port, 30) for port in ports)
-    # It starts again where it is used again.
+    # It starts again on the next use.
     assert played(world, row(), lambda _: "0") == games[0]
     world.shutdown()
 

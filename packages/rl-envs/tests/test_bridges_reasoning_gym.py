@@ -37,7 +37,7 @@ UNORDERED = ["isomorphic_strings", "knight_swap", "ransom_note", "word_ladder"]
 
 @pytest.fixture(scope="module")
 def judge() -> Iterator[ReasoningGymEnvironment]:
-    # On a busy machine the slowest families exceed the default limit.
+    # On a busy machine, the slowest families exceed the default limit.
     environment = ReasoningGymEnvironment(ReasoningGymConfig(timeout_s=120.0))
     yield environment
     environment.shutdown()
@@ -65,13 +65,13 @@ def test_every_family_makes_a_task_and_scores_its_own_answer(
     families = tasks.families()
     assert len(families) >= 105
     assert sum(families.values()) >= 101
-    # Sokoban searches until a level can be solved: 11 s with seed 11, where most seeds
+    # Sokoban searches until a level is solvable: 11 s with seed 11, where most seeds
     # take a hundredth of a second.
     rows = [
         tasks._task_of(name, 3 if name == "sokoban" else 11).to_row()
         for name in families
     ]
-    # Hash randomisation reaches several families: another process makes the same.
+    # Hash randomization affects several families: another process gives the same.
     again = ReasoningGymTasks(seed=3)
     for row in rows:
         if row["family"] in UNORDERED:
@@ -133,7 +133,7 @@ def test_an_endless_answer_costs_its_own_limit(tasks: ReasoningGymTasks) -> None
 
 
 def test_scorers_that_evaluate_are_the_known_ones() -> None:
-    """A release with another one must not go unseen."""
+    """A new one in a later release must not go unnoticed."""
     spec = find_spec("reasoning_gym")
     assert spec is not None
     assert spec.origin is not None
@@ -144,7 +144,7 @@ def test_scorers_that_evaluate_are_the_known_ones() -> None:
         for path in folder.rglob("*.py")
         if call.search(path.read_text())
     }
-    # These evaluate what they made themselves.
+    # These evaluate expressions that they generated themselves.
     own = {
         "arithmetic.basic_arithmetic",
         "arithmetic.bitwise_arithmetic",

@@ -94,7 +94,7 @@ def test_illegal_actions_end_a_game_as_the_package_says() -> None:
 
 
 def test_a_game_for_one_has_the_rewards_of_the_package() -> None:
-    """Against the package itself, with its own seed and draws."""
+    """Compared with the package itself, with its own seed and draws."""
     row = first("GuessTheNumber-v0")
     game = textarena.make("GuessTheNumber-v0-raw")
     game.reset(num_players=1, seed=row["ta_seed"])
@@ -130,7 +130,7 @@ def test_chance_is_that_of_the_package_with_its_own_seed() -> None:
     match = Match(GameSpec("PigDice-v0", row["ta_seed"]))
     for number, action in enumerate(actions):
         game.step(action)
-        # Others draw from the global generator in between.
+        # Other code draws from the global generator in between.
         state = random.getstate()
         random.seed(number)
         match.take(action)
@@ -141,7 +141,7 @@ def test_chance_is_that_of_the_package_with_its_own_seed() -> None:
 
 @pytest.mark.parametrize("most", [1, 256])
 def test_games_side_by_side_do_not_share_their_chance(most: int) -> None:
-    """Each as if it were played alone, kept or not, and calls can be repeated."""
+    """Each is as if played alone, kept or not, and calls can be repeated."""
     rows = Tasks("PigDice-v0", seed=4).train(3)
     said = ["[roll]", "[roll]", "[hold]"] * 4
     alone = [play(row, *said, max_turns=12).messages for row in rows]
@@ -321,7 +321,7 @@ def test_missing_word_lists_are_named_and_not_fetched(
 ) -> None:
     fetched: list[Any] = []
     monkeypatch.setattr(nltk, "download", lambda *names, **_: fetched.append(names))
-    # Where they are installed, too.
+    # Even where they are installed.
     monkeypatch.setattr(nltk.data, "path", [])
     message = r"needs the data 'words' of NLTK.*python -m nltk.downloader words"
     with pytest.raises(TaskError, match=message):

@@ -43,7 +43,7 @@ def rows() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def policy() -> Iterator[JudgeServer]:
-    """An address that answers as a test says; right, where it does not."""
+    """Serve answers that a test sets; correct ones by default."""
     with judge_server(right) as server:
         yield server
 
@@ -54,7 +54,7 @@ def run(
     rows: list[dict[str, Any]],
     time_limit_s: float | None = None,
 ) -> list[AgentResult]:
-    """Run a task for each row, and return the results in order."""
+    """Run a task per row, and return the results in order."""
     jobs = [
         AgentJob(number, [], row, address, f"key-{number}", time_limit_s)
         for number, row in enumerate(rows)
@@ -68,7 +68,7 @@ def run(
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[VerifiersEnvironment]:
-    """An environment of one turn; loading one takes seconds."""
+    """A single-turn environment; loading one takes seconds."""
     world = VerifiersEnvironment(VerifiersConfig(**SUMS, sampling={"max_tokens": 7}))
     yield world
     world.shutdown()
@@ -131,7 +131,7 @@ def test_an_environment_of_several_turns(
 def test_failures_are_errors_of_their_task(
     two_tries: VerifiersEnvironment, policy: JudgeServer, rows: list[dict[str, Any]]
 ) -> None:
-    """The next task has a process again."""
+    """The next task gets a process again."""
     sums = two_tries
     policy.reply = lambda question: "die"
     [dead] = run(sums, policy.address, rows[:1])
@@ -152,7 +152,7 @@ def test_failures_are_errors_of_their_task(
 def test_a_task_that_hangs_meets_its_limit(
     single: VerifiersEnvironment, policy: JudgeServer, rows: list[dict[str, Any]]
 ) -> None:
-    # Loaded before, so that the limit is that of the rollout.
+    # Loaded beforehand, so that the limit covers only the rollout.
     run(single, policy.address, rows[:1])
     policy.reply = lambda question: None
     [late] = run(single, policy.address, rows[:1], time_limit_s=1.0)
@@ -196,7 +196,7 @@ def test_rows_that_cannot_be_run_are_named(rows: list[dict[str, Any]]) -> None:
         ({"args": {"kind": "group"}}, "must reward each rollout by itself"),
         ({"python": "/no/python"}, "python must be an interpreter that can be run"),
         ({"start_s": 0.01}, r"was not loaded within 0.01 s \(start_s\)"),
-        # The Python of this project, which has none.
+        # This project's Python, which lacks the package.
         ({"python": sys.executable}, "cannot be loaded: .*verifiers"),
     ],
 )

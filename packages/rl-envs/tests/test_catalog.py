@@ -96,6 +96,6 @@ def test_plugins_are_listed_and_broken_ones_do_no_harm(
     assert set(problems) == {"absent", "gone", "good", "raises", "sorting"}
     assert "plugin_envs:Nothing does not exist" in problems["absent"]
     assert "plugin_gone" in problems["gone"]
-    # The environment itself can be imported, its task source cannot.
+    # The environment itself can be imported; its task source cannot.
     assert problems["good"] == problems["raises"] == "ValueError: no licence"
     assert "provided more than once" in problems["sorting"]

@@ -1,4 +1,4 @@
-"""The environment `file`: a class of the user's own file."""
+"""The environment `file`: a class in a user's file."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_class_of_a_file_scores_with_its_settings(
 ) -> None:
     settings = {"file": "mine.py", "settings": {"worth": 0.5}}
     spec = EnvironmentSpec.of("file", settings)
-    # The path must hold in a worker, which may run in another folder.
+    # The path must be valid in a worker, which may run in another folder.
     monkeypatch.chdir("/")
     environment = spec.make()
     assert type(environment).__name__ == "Environment"

@@ -33,7 +33,7 @@ WAIT_S = 120.0
 
 
 def counting_environment() -> type[EnvironmentInterface[Any]]:
-    """A class that no other process can import: it travels by value."""
+    """Return a class that no other process can import: it travels by value."""
 
     class Counting(EnvironmentInterface[Any]):
         """Counts the turns of each conversation, and obeys some words."""
@@ -87,13 +87,13 @@ def row(last: int = 1) -> dict[str, int]:
 
 
 def size_of(result: EnvironmentReturn[Any]) -> float:
-    """How many rows the call of a result had."""
+    """Return the number of rows in the call of a result."""
     assert isinstance(result.rewards, dict)
     return float(result.rewards["reward/size"][0])
 
 
 async def converse(pool: EnvironmentPool, name: str, number: int) -> int:
-    """Play one conversation with a policy that answers at once; return its turns."""
+    """Play a conversation with a policy that answers at once; return its turns."""
     metadata: Any = {"turns": 0, "last": NUM_TURNS, "number": number}
     log = [{"role": "user", "content": f"conversation {number}"}]
     for turn in range(NUM_TURNS):
@@ -127,7 +127,7 @@ def test_two_thousand_conversations_at_once_within_bounds() -> None:
         counts = pool.metrics()
     for name in "ab":
         assert counts[f"{name}/rows"] == (NUM_CONVERSATIONS + 64) / 2 * NUM_TURNS
-        # So many wait or are judged; the others wait with their callers.
+        # This many are queued or judged; the others wait with their callers.
         assert 64 <= counts[f"{name}/pending_max"] <= 200
         assert counts[f"{name}/pending"] == 0
         assert counts[f"{name}/failed_rows"] == counts[f"{name}/lost_workers"] == 0
@@ -140,7 +140,7 @@ def test_two_thousand_conversations_at_once_within_bounds() -> None:
 def test_faults_cost_only_their_own_conversation(tmp_path: Path) -> None:
     config = LaneConfig(rows_per_call=8, deadline_s=5.0, attempts=1)
     with EnvironmentPool({"a": counting_environment()}, config) as pool:
-        # While the only instance is busy, the others come together behind it.
+        # While the only instance is busy, the others queue together.
         gate = tmp_path / "gate"
         first = pool.submit("a", says(f"wait {gate}"), row())
         words = ["ok", "die", "ok", "raise", "ok", "hang"]
@@ -163,7 +163,7 @@ def test_faults_cost_only_their_own_conversation(tmp_path: Path) -> None:
         counts = pool.metrics()
         assert counts["a/rows"] == 7
         assert counts["a/failed_rows"] == 3
-        # Together once, then `die` and `hang` alone.
+        # Once together, then `die` and `hang` separately.
         assert counts["a/lost_workers"] >= 3
         again = pool.submit("a", says("ok"), row()).result(WAIT_S)
         assert size_of(again) == 1.0
@@ -195,7 +195,7 @@ def test_callers_wait_for_room_and_may_give_up(tmp_path: Path) -> None:
     with EnvironmentPool({"a": counting_environment()}, config) as pool:
         first = pool.submit("a", says(f"wait {gate}"), row())
         sizes = asyncio.run(crowd(pool))
-        assert min(sizes[:2]) >= 2.0  # they waited together
+        assert min(sizes[:2]) >= 2.0  # they were queued together
         assert first.result(WAIT_S).terminateds[0]
         assert pool.metrics()["a/rows"] == 4
         assert pool.metrics()["a/pending"] == 0
@@ -259,7 +259,7 @@ def test_slots_go_to_those_who_waited_longest() -> None:
     slots.give()
     assert [ticket.done() for ticket in tickets[3:]] == [True, False]
     assert slots.taken == slots.peak == 2
-    slots.abandon(tickets[3])  # granted already: it goes to the next one
+    slots.abandon(tickets[3])  # already granted: it passes to the next one
     assert tickets[4].done()
     last = slots.take()
     slots.close(WorkerDiedError("closed"))
@@ -270,10 +270,10 @@ def test_slots_go_to_those_who_waited_longest() -> None:
 
 
 def keeping_environment() -> type[EnvironmentInterface[Any]]:
-    """A class that keeps something in its process for each conversation."""
+    """Return a class that keeps state in its process for each conversation."""
 
     class Keeping(EnvironmentInterface[Any]):
-        """Says what it keeps, and with which seed a conversation began."""
+        """Reports its state, and the seed that a conversation began with."""
 
         kept: set[str] = set()  # noqa: RUF012 - one per process, on purpose
 
@@ -312,7 +312,7 @@ def test_conversations_begin_and_end_in_the_processes() -> None:
         [second] = pool.submit("keeping", log, first).result(WAIT_S).metadata
         assert second["seed"] == 7
         pool.end("keeping", [second])
-        # The next call follows the end, as a process takes one after another.
+        # The next call comes after the end, as a process handles one after another.
         [other] = (
             pool.submit("keeping", log, {"name": "b"}, seed=1).result(WAIT_S).metadata
         )

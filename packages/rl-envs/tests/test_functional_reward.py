@@ -248,7 +248,7 @@ def test_async_calls_run_together_and_are_bounded() -> None:
 
 
 class InTurn:
-    """Scores each response with its number; the calls end in the order of `order`."""
+    """Scores each response with its number; calls finish in the order of `order`."""
 
     def __init__(self, order: Sequence[int], *, named: bool) -> None:
         self._order, self._named, self.ended = list(order), named, list[int]()
@@ -291,7 +291,7 @@ def test_async_rewards_are_in_the_order_of_rows_not_of_completion(
     named = rewards_of(InTurn(order, named=True))
     assert listed(named["reward/number"]) == [0, 1, -1, 3, 4]
     assert listed(named["reward/half"]) == [0, 0.5, -1, 1.5, 2]
-    # Each function of a list ends in an order of its own.
+    # The functions of a list finish in different orders.
     several = rewards_of([(InTurn(each, named=False), 1.0) for each in ORDERS])
     assert len(several) == 3
     for column in several.values():

@@ -135,7 +135,7 @@ rewriters = st.sampled_from(
 )
 
 
-# Around a generated expression, `#`: the solution, the same answer, another one.
+# Around a generated expression `#`: the solution, the same answer, a different one.
 FRAMES = (
     ("#", "#", "#, #"),
     ("#", r"\left(#\right)", "q = # + 1"),
@@ -156,7 +156,7 @@ FRAMES = (
 
 
 def changed(expression: sympy.Expr, choice: int, place: int) -> sympy.Expr:
-    """Return it with a sign, a number, a variable or an operation changed."""
+    """Return an expression with a sign, number, variable or operation changed."""
     atoms = sorted(expression.atoms(sympy.Integer, sympy.Symbol), key=str)
     atom = atoms[place % len(atoms)] if atoms else None
     if choice == 0 or atom is None:
@@ -169,7 +169,7 @@ def changed(expression: sympy.Expr, choice: int, place: int) -> sympy.Expr:
 
 
 def differ(a: sympy.Expr, b: sympy.Expr) -> bool:
-    """Whether two expressions have other values somewhere, by plain floats."""
+    """Return whether two expressions differ in value somewhere, by plain floats."""
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     for shift in range(3):
         point = {s: 0.37 + 1.61 * i - 0.9 * shift for i, s in enumerate(symbols)}
@@ -185,7 +185,7 @@ def _is_within_floats(expression: sympy.Expr) -> bool:
 
 
 def test_generated_answers() -> None:
-    """Another form is the same, a changed one is not."""
+    """Another form is equal, a changed one is not."""
     missed: list[tuple[str, str]] = []
     num_same = num_other = 0
 

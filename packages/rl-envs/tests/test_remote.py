@@ -63,7 +63,7 @@ def batch_of(responses: Sequence[str], **column: list[Any]) -> tuple[Any, Any]:
 
 
 def scripted_environment() -> type[SortingEnvironment]:
-    """A class that no other process can import: it travels by value."""
+    """Return a class that no other process can import: it travels by value."""
 
     class Scripted(SortingEnvironment):
         def step(self, message_log_batch: Any, metadata: Any) -> EnvironmentReturn[Any]:
@@ -110,7 +110,7 @@ def test_rows_keep_their_order_where_workers_end_in_another(tmp_path: Path) -> N
     def score(response: str) -> float:
         number = int(response)
         deadline_s = time.monotonic() + 60.0
-        # The last worker ends first.
+        # The last worker exits first.
         while number < 2 and not Path(folder, str(number + 1)).exists():
             assert time.monotonic() < deadline_s
             time.sleep(0.005)
@@ -163,7 +163,7 @@ def test_a_secret_reaches_the_environment_and_no_log() -> None:
     secret = os.urandom(12).hex()
 
     class Asking(SortingEnvironment):
-        """Shows and tells what it knows."""
+        """Reports what it knows."""
 
         def step(self, message_log_batch: Any, metadata: Any) -> EnvironmentReturn[Any]:
             key = os.environ["JUDGE_API_KEY"]
@@ -203,7 +203,7 @@ def test_failures_of_a_worker(tmp_path: Path) -> None:
         message = str(caught.value)
         assert "worker 0 of 2: step raised FileNotFoundError: verifier.bin" in message
         assert "Traceback" in message
-        # Its rows end the worker that replaces it as well.
+        # Its rows also end the worker that replaces it.
         with pytest.raises(WorkerDiedError) as died:
             remote.step(*batch_of(["1", "die"], answer=["1", "1"]))
         message = str(died.value)
@@ -224,7 +224,7 @@ def worker_of(remote: RemoteEnvironment, rows: tuple[Any, Any]) -> psutil.Proces
 def test_a_killed_worker_is_replaced_and_its_rows_are_sent_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Killed while it waits; a call that succeeds begins a new count."""
+    """It is killed while waiting; a successful call resets the count."""
     rows = batch_of(["a", "b", "c"])
 
     def pid(response: str) -> float:
@@ -368,7 +368,7 @@ def test_tools_and_groups_in_another_process() -> None:
         assert remote.tool_schemas() == environment.tool_schemas()
         result = remote.step(logs, [{}] * 3)
         assert observation_messages(result.observations[0])[0]["content"] == "8"
-        # The worker of the first row knows no name: that row only goes on.
+        # The first row's worker knows no name: only that row continues.
         assert result.rewards["reward/known"].tolist() == [0.0, 1.0, 1.0]
         scores = remote.score_groups([logs[1:], logs[2:]], [[{}] * 2, [{}]])
     assert [part["reward/longest"].tolist() for part in scores] == [[0.0, 1.0], [1.0]]
@@ -406,7 +406,7 @@ def test_a_batch_and_rows_that_have_ended(num_workers: int) -> None:
 
 def test_calls_of_several_threads_share_the_workers(tmp_path: Path) -> None:
     def meet(response: str, folder: str) -> float:
-        """Wait until the other call is there as well."""
+        """Wait until the other call has arrived as well."""
         Path(folder, response).touch()
         end_s = time.monotonic() + 60.0
         while time.monotonic() < end_s:

@@ -1,4 +1,4 @@
-"""Environments whose workers have other packages than the driver."""
+"""Environments whose workers have different packages than the driver."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LOGS = [[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 
 
 def write_wheel(folder: Path, version: str) -> None:
-    """Write a wheel of a judge that knows its version."""
+    """Write a wheel of a judge that reports its version."""
     info = f"{LIBRARY}-{version}.dist-info"
     files = {
         f"{LIBRARY}.py": f"VERSION = {version!r}\n",
@@ -50,7 +50,7 @@ def write_wheel(folder: Path, version: str) -> None:
 
 @pytest.fixture
 def judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OverlayEnvironment:
-    """The driver has version 1.0; the environment asks for 2.0."""
+    """Install version 1.0 in the driver; the environment requires 2.0."""
     wheels, own = tmp_path / "wheels", tmp_path / "driver"
     wheels.mkdir()
     for version in ("1.0", "2.0"):

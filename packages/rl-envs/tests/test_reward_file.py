@@ -1,4 +1,4 @@
-"""The environment `reward`: a function of the user's own file."""
+"""The environment `reward`: a function in a user's file."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def test_numeric_match() -> None:
     assert numeric_match("4", "four") is None
     assert NumericMatch(tolerance=0.01)("3.14", "3.1416") == 1.0
     assert NumericMatch(tolerance=0.0001)("3.14", "3.1416") == 0.0
-    # Below 1 the tolerance is absolute, above it is relative.
+    # Below 1 the tolerance is absolute, above it relative.
     assert NumericMatch(tolerance=0.01)("0.009", "0.001") == 1.0
     assert NumericMatch(tolerance=0.01)("0.02", "0.001") == 0.0
     assert NumericMatch(tolerance=0.01)("1009", "1000") == 1.0

@@ -1,4 +1,4 @@
-"""The sandbox: results, limits, levels, and that hostile programs get nowhere."""
+"""The sandbox: results, limits, levels, and containment of hostile programs."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_programs_run_several_at_a_time_in_order(sandbox: SandboxPool) -> None:
 
 
 def test_a_level_that_cannot_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    # No tmpfs can be mounted on a file.
+    # A tmpfs cannot be mounted on a file.
     monkeypatch.setattr(pool.tempfile, "mkdtemp", lambda prefix: __file__)
     monkeypatch.setattr(pool.os, "chmod", lambda path, mode: None)
     with pytest.raises(SandboxError, match=r"must reach level NAMESPACES.*reaches"):

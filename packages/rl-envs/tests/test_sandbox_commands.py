@@ -1,4 +1,4 @@
-"""Commands under bubblewrap: languages, limits, and that hostile ones get nowhere."""
+"""Commands under bubblewrap: languages, limits, and containment of hostile ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_program_is_built_once_and_its_build_may_fail(sandbox: SandboxPool) ->
     assert [r.stdout.strip() for r in results[:3]] == ["11", "12", "15"]
     assert [r.status for r in results[3:]] == ["build", "build"]
     assert "error" in results[3].stderr
-    # Two builds, and the runs of the one that there is.
+    # Two builds, and the runs of the existing one.
     assert len(asked) == 2 + 3
 
 
@@ -117,7 +117,7 @@ def test_a_command_has_its_files_and_nobody_elses(sandbox: SandboxPool) -> None:
         ("kill -TERM $$", "signal", None, 15),
         ("yes", "output", None, 9),
         ("sleep 1000 & sleep 1000", "time", None, 9),
-        # Each stays below the limit of a process, all together do not.
+        # Each stays below the per-process limit; all together do not.
         ("for i in 1 2 3 4 5 6 7 8; do tail /dev/zero & done; wait", "memory", None, 9),
     ],
 )
@@ -150,7 +150,7 @@ def test_hostile_commands_get_nowhere(sandbox: SandboxPool) -> None:
     assert [n for n, r in results.items() if ESCAPED in r.stdout + r.stderr] == []
     assert [n for n, r in results.items() if r.stdout.strip() == EXPECTED] == []
     assert [n for n, r in results.items() if r.status == "sandbox"] == []
-    # An attack that could not be tried would have proved nothing.
+    # An attack that could not run would prove nothing.
     assert [n for n in COMMAND_ATTACKS if results[n].status != "ok"] == []
     assert max(results[n].time_s for n in COMMAND_NUISANCES) < 30.0
     escaped = [
@@ -176,10 +176,9 @@ def test_the_kernel_refuses_what_no_command_needs(sandbox: SandboxPool) -> None:
 def test_attacks_in_python_get_nowhere_under_bubblewrap_either(
     sandbox: SandboxPool,
 ) -> None:
-    """What is left out is no escape here: its parent is the first process of its own.
+    """The omitted attacks are no escape here: the parent is the sandbox's own init.
 
-    It may make processes, and its limit of address space, which one of them raises, is
-    none.
+    It may create processes, and it has no address-space limit to raise.
     """
     if sandbox.missing_languages()["python"] and not Path("/usr/bin/python3").exists():
         pytest.skip("there is no Python in /usr")
@@ -220,7 +219,7 @@ def test_daemons_end_with_the_command(sandbox: SandboxPool) -> None:
 def test_without_bubblewrap_the_reason_is_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The zygote searches a fixed path: run a copy of it that searches nothing."""
+    """The zygote searches a fixed path: run a copy that searches nothing."""
     folder = Path(commands_module.__file__).parent
     for name in ("zygote", "commands", "child", "confinement", "syscall_filters"):
         text = (folder / f"{name}.py").read_text()

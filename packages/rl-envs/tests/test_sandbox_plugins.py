@@ -1,4 +1,4 @@
-"""Sandboxes behind an engine of containers, behind an address, and by name."""
+"""Sandboxes behind a container engine, behind an address, and by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rl_envs.sandbox import (
 )
 from rl_envs.sandbox.service import SandboxService
 
-# What an engine does with its arguments, but for the isolation: the image is a folder
+# Handles arguments as an engine does, but without isolation: the image is a folder
 # name, mounts are links, and the program is a process of this machine.
 ENGINE = r"""#!{python}
 import json, os, signal, subprocess, sys
@@ -215,7 +215,7 @@ def test_addresses_that_are_wrong(url: str, message: str) -> None:
 
 
 class _Stub(http.server.BaseHTTPRequestHandler):
-    """A service that says a level, and then fails in some way."""
+    """A service that reports a level, and then fails in some way."""
 
     about: ClassVar[Any] = {"level": "seccomp", "missing_languages": {"python": ""}}
     reply: tuple[int, str] = (500, "broken")

@@ -1,4 +1,4 @@
-"""Limits of single tasks."""
+"""Per-task limits."""
 
 from __future__ import annotations
 

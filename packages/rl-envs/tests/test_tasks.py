@@ -67,7 +67,7 @@ def test_the_split_is_the_same_in_every_process() -> None:
         env=env,
     )
     assert float(done.stdout) == stable_fraction("ab", salt="x")
-    # Written down: a release that changed it would mix the parts of older runs.
+    # Hard-coded: a release that changed it would mix the parts of older runs.
     fraction = stable_fraction("3128=", salt="sorting")
     assert fraction == pytest.approx(0.9435934, abs=1e-6)
 

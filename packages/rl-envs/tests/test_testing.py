@@ -19,7 +19,7 @@ Change = Callable[["Scripted", list[Any], list[Any], dict[str, Any]], None]
 
 
 class Scripted(EnvironmentInterface[Any]):
-    """A right environment, but for one change."""
+    """A correct environment with one change."""
 
     def __init__(self, change: Change | None = None) -> None:
         self.change = change
@@ -45,7 +45,7 @@ class Scripted(EnvironmentInterface[Any]):
 
 
 def put(**changes: Any) -> Change:
-    """Replace fields; a function is called with the number of rows."""
+    """Replace fields; functions are called with the number of rows."""
 
     def change(env: Any, logs: Any, metadata: Any, fields: dict[str, Any]) -> None:
         for name, value in changes.items():
@@ -226,7 +226,7 @@ def test_groups_and_tools_are_checked() -> None:
 
 
 class Begins(Scripted):
-    """Begins and ends conversations as asked, or wrongly."""
+    """Begins and ends conversations as requested, or incorrectly."""
 
     wrong = ""
 

@@ -1,4 +1,4 @@
-"""`examine_environment`: each check passes what is right and finds one defect."""
+"""`examine_environment`: each check passes correct input and finds one defect."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Change = Callable[["Judge", list[Any], list[Any], list[float]], None]
 
 
 class Judge(EnvironmentInterface[Any]):
-    """Rewards the row's answer, but for one change."""
+    """Rewards the row's answer, with one change."""
 
     many_turns = False
     change: Change | None = None
@@ -66,7 +66,7 @@ def judged(
     many_turns: bool | None = False,
     **limits: Any,
 ) -> dict[str, Finding]:
-    """The findings by name; the class cannot be pickled, as no module has it."""
+    """Return findings by name; the class cannot be pickled, as no module has it."""
     fields = {"change": change, "many_turns": many_turns, "__module__": __name__}
     cls = type("Local", (base,), fields)
     found = examine_environment(cls(), ROWS, Examination(**limits))
@@ -241,7 +241,7 @@ class SaysItPickles(Judge):
 
 
 class OfThisProcess(Judge):
-    """Unpickled elsewhere, it rewards nothing."""
+    """Rewards nothing once unpickled in another process."""
 
     def __getstate__(self) -> Any:
         return {"moved": True}
@@ -304,7 +304,7 @@ def test_prompts_may_be_given_apart_from_the_columns() -> None:
     prompts = [[{"role": "user", "content": f"Say {n}."}] for n in range(10, 14)]
     assert_passed(examine_environment(reward, rows, prompts=prompts))
     assert {prompt for prompt, *_ in seen} == {f"Say {n}." for n in range(10, 14)}
-    # Columns of the environment are those of the row: no prompt is added to them.
+    # The environment's columns are the row's: no prompt is added to them.
     assert {tuple(columns) for _, *columns in seen} == {("answer", "source")}
 
 

@@ -1,4 +1,4 @@
-"""`examine_tasks`: each check passes what is right and finds one defect."""
+"""`examine_tasks`: each check passes correct input and finds one defect."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class WithoutSeed(Numbers):
 
 
 class OneSplit(Numbers):
-    """Draws from few prompts, with a key that is another one at each look."""
+    """Draws from a few prompts, with a key that differs on each access."""
 
     numbers = itertools.count()
 

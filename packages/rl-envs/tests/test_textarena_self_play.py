@@ -34,7 +34,7 @@ def play(
     system: str | None = None,
     **settings: Any,
 ) -> tuple[list[AgentResult], JudgeServer]:
-    """Play the game of each row with a policy that answers its newest message."""
+    """Play each row's game with a policy that answers its newest message."""
     rules = [] if system is None else [{"role": "system", "content": system}]
     environment = TextArenaSelfPlay(SelfPlayConfig(**settings))
     with judge_server(reply) as server:
@@ -91,11 +91,11 @@ def test_each_player_is_told_its_own_and_earns_its_own() -> None:
     assert mine[0]["content"].endswith(RULE)
     assert other[0]["content"].startswith("You are Player 1 in Tic Tac Toe.")
     assert other[0]["content"].endswith(RULE)
-    # Each sees the other's action, but not how it came to it.
+    # Each sees the other's action, but not the reasoning behind it.
     assert "[Player 0]" in other[0]["content"]
     assert "[Player 1]" in mine[2]["content"]
     assert not any("I see" in m["content"] for m in mine + other if m["role"] == "user")
-    # A conversation is only ever continued, so that its tokens are one row.
+    # Conversations are only ever appended to, so that their tokens are one row.
     assert server.requests[2]["messages"] == mine[:3]
     assert set(server.keys) == {"Bearer key0"}
 
@@ -117,7 +117,7 @@ def test_the_row_may_be_for_the_second_player() -> None:
     assert reward is not None
     assert reward.reward == reward.parts["player_1"]
     assert reward.conversations == {OTHER_PLAYER: reward.parts["player_0"]}
-    # The policy has not said the opening move, which player 0 is only reminded of.
+    # The policy did not make the opening move; player 0 is only reminded of it.
     assert "X-RL-Conversation" not in server.headers[0]
     for request in server.requests[:2]:
         system, told = request["messages"]
@@ -132,7 +132,7 @@ def test_illegal_moves_count_against_the_one_that_makes_them() -> None:
     assert reward is not None
     assert (reward.reward, reward.conversations) == (1.0, {OTHER_PLAYER: -1.0})
     assert (reward.parts["illegal"], reward.parts["illegal_end"]) == (2.0, 1.0)
-    # A limit of its own ends the game with nothing for either.
+    # A limit of its own ends the game without a reward for either.
     [result], _ = play([first()], moves("0", "0"), max_illegal=1)
     reward = result.reward
     assert reward is not None
@@ -185,7 +185,7 @@ def test_many_games_at_once() -> None:
     assert {result.ending for result in results} == {"done"}
     for row, result in zip(rows, results, strict=True):
         assert result.reward is not None
-        # One match per move of those that the opening has left: the last one wins.
+        # One match per remaining move after the opening: the last one wins.
         opening = [int(move.strip("[]").split()[1]) for move in row["ta_opening"]]
         wins = (5 - sum(opening)) % 2 == 1
         assert result.reward.reward == (1.0 if wins else -1.0)

@@ -323,7 +323,7 @@ def test_jobs_have_deadlines_and_keep_their_order() -> None:
         Job(divide, {"a": 1, "b": 0}),
         Job(nap, {"seconds": 0.0}),
     ]
-    # Time enough for what is quick, on a busy machine as well.
+    # Enough time for quick tools, even on a busy machine.
     runs = run_jobs(jobs, deadline_s=2.0, max_concurrency=2)
     release.set()
     assert runs[0].value == "first"
@@ -339,14 +339,14 @@ def test_results_are_in_the_order_of_calls_not_of_completion() -> None:
     ended = [threading.Event() for _ in range(4)]
 
     def turn(number: int) -> int:
-        """End after the next one has."""
+        """End after the next call has ended."""
         if number + 1 < len(ended):
             assert ended[number + 1].wait(60.0)
         ended[number].set()
         return number
 
     async def later(number: int) -> int:
-        """End after the next one has, without holding a thread up."""
+        """End after the next call has ended, without blocking a thread."""
         while number + 1 < len(ended) and not ended[number + 1].is_set():
             await asyncio.sleep(0)
         ended[number].set()

@@ -1,4 +1,4 @@
-"""rl-envs where torch is not installed, and where it is and nobody uses it."""
+"""rl-envs where torch is not installed, and where it is but unused."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DEADLINE_S = 240.0
 
 
 def run(*arguments: str | Path, **variables: str) -> Any:
-    # What the surrounding session has set must not reach the script's own cluster.
+    # Variables of the surrounding session must not reach the script's own cluster.
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "RL_"))}
     done = subprocess.run(
         [sys.executable, *arguments],
@@ -60,7 +60,7 @@ def test_importing_every_module_does_not_import_torch() -> None:
 
 
 class Given(EnvironmentInterface[Any]):
-    """Gives rewards and ends in the form that it is told to."""
+    """Returns rewards and ends in the requested form."""
 
     def __init__(self, rewards: Any, terminateds: Any) -> None:
         self.rewards, self.terminateds = rewards, terminateds

@@ -1,4 +1,4 @@
-"""The world `arithmetic`: tasks with exact values, and what counts as an answer."""
+"""The world `arithmetic`: tasks with exact values, and accepted answers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_every_gold_answer_is_the_value_of_its_expression(
         seed=seed,
     )
     for row in tasks.train(4, unique=False):
-        # Another reader than the one that made the text: that of countdown.
+        # A different parser than the generator's own: the one of countdown.
         value, used = read_expression(row["expression"])
         assert str(value) == row["answer"]
         assert sum(used.values()) == num_operands
@@ -160,7 +160,7 @@ def test_signs_thousands_and_huge_numbers_are_exact() -> None:
     assert judge("-0", 0)[0] == 1.0
     big = 10**60
     assert judge(str(big), big)[0] == 1.0
-    # Floats cannot tell these apart.
+    # Floats cannot distinguish these.
     assert judge(str(big + 1), big)[0] == 0.0
 
 

@@ -1,4 +1,4 @@
-"""The world `code`: forms of tests, what passes, and what cheats and does not."""
+"""The world `code`: test formats, what passes, and which cheats fail."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_names_stay_from_turn_to_turn(world: CodeInterpreterEnvironment) -> None
         "(no output)"
     )
     assert chat.run("print('once')\ny = double(x + 1)\ny") == "once\n42\n"
-    # What an earlier cell printed is not shown again.
+    # Output of an earlier cell is not shown again.
     assert chat.run("y, math.floor(2.5)") == "(42, 2)\n"
     assert not chat.has_ended
     chat.say("The answer is\n42")
@@ -204,7 +204,7 @@ def test_calls_in_json() -> None:
             '<tool_call>{"name": "python", "arguments": {"code": "6 * 7"}}</tool_call>'
         )
         assert chat.say(call) == "42\n"
-        # A block is no call in this form.
+        # In this format a block is not a call.
         chat.say(fenced("1"))
         assert chat.has_ended
     finally:

@@ -1,4 +1,4 @@
-"""The world `countdown`: tasks that have answers, and what counts as one."""
+"""The world `countdown`: solvable tasks, and accepted answers."""
 
 from __future__ import annotations
 
@@ -83,9 +83,9 @@ def test_the_parts_share_no_task_in_whatever_order() -> None:
 @pytest.mark.parametrize(
     ("response", "reward"),
     [
-        ("3+5*2/2+2", 0.0),  # a number too often
+        ("3+5*2/2+2", 0.0),  # one number too often
         ("(3+5)*2-2", 0.0),  # 14
-        ("3 + 5 * 2", 0.0),  # a number is left
+        ("3 + 5 * 2", 0.0),  # a number is left over
         ("5*2+(3*2-3)", 0.0),
         ("(3*2-2)+5", 0.0),
         ("3*5-2/2", 0.0),  # 14
@@ -111,7 +111,7 @@ def test_any_right_expression_is_right() -> None:
     task = {"numbers": [3, 5, 2], "target": 13}
     for text in ("3+5*2", "2*5+3", "(2 * 5) + 3", "3 + 5\u00d72", "3+5*2 = 13"):
         assert judge(text, task)[0] == 1.0
-    # The way may lead over fractions: 8 / (3 - 8 / 3).
+    # The solution may involve fractions: 8 / (3 - 8 / 3).
     hard = {"numbers": [3, 3, 8, 8], "target": 24}
     assert judge("8/(3-8/3)", hard)[0] == 1.0
 

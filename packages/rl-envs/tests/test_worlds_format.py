@@ -1,4 +1,4 @@
-"""The world `format`: sections in order, each once, and nothing beside them."""
+"""The world `format`: sections in order, each once, and nothing outside them."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_graded_credit_is_below_the_full_reward() -> None:
     assert graded("<think>a</think><answer>b</answer>!") == pytest.approx(0.9)
     assert graded("<think>a</think>") == pytest.approx(0.45)
     assert graded("a") == 0.0
-    # More of the same is worth less, not more.
+    # More of the same earns less, not more.
     assert graded("<think>a</think>" * 3 + "<answer>b</answer>") == pytest.approx(0.45)
 
 

@@ -1,4 +1,4 @@
-"""What all games share: limits, outcomes, and state that travels with the row."""
+"""Behaviour shared by all games: limits, outcomes, and state in the row."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_limits_end_a_game_with_their_outcome(world: str) -> None:
 
 @each_world
 def test_a_conversation_is_a_function_of_its_row(world: str) -> None:
-    """Any order, any batch, through JSON, or played again: the same answers."""
+    """Any order, any batch, through JSON, or replayed: the same answers."""
     source, player = tasks_of(world)
     rows = source.train(12)
     alone = [played(create_env(world), row, player) for row in rows]
@@ -150,7 +150,7 @@ def test_compact_conversations_use_the_alphabet_only(world: str) -> None:
     source, player = tasks_of(world)
     environment = create_env(world)
     for row in source.train(6):
-        # The first response is empty, so that an error is shown, too.
+        # The first response is empty, so that an error is shown too.
         game = played(environment, row, lambda c: player(c) if GAME_KEY in c else "")
         assert game.outcome == "solved"
         for message in game.messages:

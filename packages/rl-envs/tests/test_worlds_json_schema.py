@@ -1,4 +1,4 @@
-"""The world `json_schema`: JSON that fits, and all that only looks like it."""
+"""The world `json_schema`: valid JSON, and near misses."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_right_and_wrong_answers(source: dict[str, Any]) -> None:
         (' {"s": "x", "n": 3}\n', 1.0),
         ('```json\n{"n": 3}\n```', 1.0),
         ('I think. <answer>{"n": 3}</answer>', 1.0),
-        ('{"n": 3.0}', 1.0),  # a whole number, as JSON schema has it
+        ('{"n": 3.0}', 1.0),  # a whole number by JSON schema
         ('{"n": 0}', 0.1),
         ('{"n": true}', 0.1),
         ('{"n": 3, "x": 1}', 0.1),
@@ -101,7 +101,7 @@ def test_right_and_wrong_answers(source: dict[str, Any]) -> None:
         ('{"n": 3}\n{"n": 3}', 0.0),
         ('```json\n{"n": 3}\n```\n```json\n{"n": 3}\n```', 0.0),
         ('Here it is: {"n": 3}', 0.0),
-        ('{"n": 0, "n": 3}', 0.0),  # readers differ in which they take
+        ('{"n": 0, "n": 3}', 0.0),  # parsers differ in which they take
         ('{"n": 3, "s": "\u200b"}\u200b', 0.0),
         ('{"n": 3} // hidden', 0.0),
         ("{'n': 3}", 0.0),
@@ -175,7 +175,7 @@ def test_rows_without_a_meaning_are_named(environment: JsonSchemaEnvironment) ->
     assert list(found) == [2, 3, 4, 5, 6, 7, 8, 9]
     assert "not a JSON schema" in found[2]
     assert "does not satisfy its schema" in found[4]
-    # It is named, and not asked for over the network.
+    # It is reported, and not fetched over the network.
     assert "has a reference that it does not contain" in found[8]
     with pytest.raises(SolutionError, match=r"metadata\[0\]: the schema is not JSON"):
         judge(environment, "{}", {"schema": "{"})

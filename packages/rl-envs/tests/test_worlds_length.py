@@ -1,4 +1,4 @@
-"""The world `length`: what is counted, and what only fills a text."""
+"""The world `length`: what is counted, and what is mere filler."""
 
 from __future__ import annotations
 

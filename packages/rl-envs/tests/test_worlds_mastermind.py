@@ -1,4 +1,4 @@
-"""The world `mastermind`: feedback, guesses that may be right, and rewards."""
+"""The world `mastermind`: feedback, consistent guesses, and rewards."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ codes = st.text("123", min_size=3, max_size=3)
 
 
 def by_crossing_out(guess: str, secret: str) -> tuple[int, int]:
-    """Compare as people do: take pairs away, in their place first."""
+    """Compare as people do: cross out pairs, those in place first."""
     left = [(a, b) for a, b in zip(guess, secret, strict=True) if a != b]
     rest = [b for _, b in left]
     misplaced = 0

@@ -43,7 +43,7 @@ def environment() -> Iterator[MathEnvironment]:
 
 
 def judges() -> list[psutil.Process]:
-    """Processes of this one that compare answers."""
+    """Return this process's children that compare answers."""
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
@@ -188,7 +188,7 @@ def test_a_judge_that_raises_pays_nothing(error: type[Exception]) -> None:
 def test_an_environment_whose_judge_raises(
     error: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # In the process that compares, reading the answer "666" raises.
+    # In the comparing process, parsing the answer "666" raises.
     (tmp_path / "sitecustomize.py").write_text(
         "import builtins\n"
         "from rl_envs.mathematics import judging\n"

@@ -1,4 +1,4 @@
-"""Letters of multiple choices in other languages and scripts."""
+"""Multiple-choice letters in other languages and scripts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_each_word_is_known(language: str, word: str) -> None:
         f"{word.upper()} - **B**.",
         f"{word} $\\boxed{{\\text{{B}}}}$",
         f"{word}: A\n{word}: (B)",
-        # Wide, and circled.
+        # Full-width and circled.
         f"{word}\N{FULLWIDTH COLON}\N{FULLWIDTH LATIN CAPITAL LETTER B}",
         f"{word} \N{CIRCLED LATIN CAPITAL LETTER B}",
         # Letters with accents of their own.
@@ -40,7 +40,7 @@ def test_letters_of_other_scripts(letter: str, latin: str) -> None:
     for text in (f"Answer: {letter}", f"\\boxed{{{letter}}}", f"Answer ({letter})."):
         assert find_choice(text) == latin
     assert canonical_choice(f" ({letter})") == latin
-    # As part of a word it is none.
+    # Within a word it is not one.
     assert find_choice(f"Answer: {letter}{letter}") is None
 
 

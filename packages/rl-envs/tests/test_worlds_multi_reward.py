@@ -1,4 +1,4 @@
-"""The environment `multi_reward`: parts, their names, their turns and their errors."""
+"""The environment `multi_reward`: parts, their names, turns and errors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def floats(column: Any) -> list[float]:
 
 
 def of_parts(**parts: Any) -> MultiRewardEnvironment:
-    """An environment of objects, each alone or with its weight."""
+    """Build an environment of objects, each alone or with its weight."""
     pairs = {n: p if isinstance(p, tuple) else (p, 1.0) for n, p in parts.items()}
     return MultiRewardEnvironment(
         parts=[RewardPart(name, env, weight) for name, (env, weight) in pairs.items()]
@@ -83,7 +83,7 @@ def test_each_part_is_a_reward_of_its_name() -> None:
     assert metrics["reward_mean"] == 0.75
     assert metrics["right/accuracy"] == 0.5
     assert metrics["short/accuracy"] == 0.5
-    assert metrics["short/reward_max"] == 1.0  # before the weight
+    assert metrics["short/reward_max"] == 1.0  # before weighting
 
 
 def test_gold_answers_earn_all_rewards() -> None:
@@ -324,7 +324,7 @@ class Opened(EnvironmentInterface[Any]):
 
 
 def test_parts_begin_and_end_conversations() -> None:
-    """Each with a seed of its own conversation, also those that score at the end."""
+    """Each gets its conversation's own seed, including those that score at the end."""
     lead, other, plain = Opened(turns=2), Opened(), ArithmeticEnvironment()
     environment = of_parts(lead=lead, other=(other, 0.5), plain=plain)
     given = [{"answer": "46"}, {"answer": "46"}]
@@ -336,7 +336,7 @@ def test_parts_begin_and_end_conversations() -> None:
     batch = {"rewards": np.zeros(2), "metadata": first.metadata}
     metrics = environment.global_post_process_and_metrics(batch)[1]
     assert not any(name.startswith("other/") for name in metrics)
-    # One meets a limit of the rollout, and is closed before it was scored.
+    # One hits a limit of the rollout and is closed before it was scored.
     environment.close(first.metadata[:1])
     assert (lead.open, other.open) == ([5], [5])
     second = environment.step([log_of("46")], first.metadata[1:])

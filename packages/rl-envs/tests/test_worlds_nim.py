@@ -1,4 +1,4 @@
-"""The world `nim`: who wins, and what the opponent does."""
+"""The world `nim`: winners, and the opponent's moves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ heaps_of = st.lists(st.integers(0, 5), min_size=1, max_size=4)
 
 @cache
 def minimax(heaps: tuple[int, ...], misere: bool) -> bool:
-    """Return whether the player to move wins, by trying everything."""
+    """Return whether the player to move wins, by exhaustive search."""
     if not any(heaps):
         return misere
     return any(

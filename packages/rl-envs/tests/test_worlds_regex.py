@@ -15,7 +15,7 @@ from rl_envs.registry import env_registry, task_registry
 from rl_envs.testing import assert_passed, examine_environment, examine_tasks
 from rl_envs.worlds.regex import RegexConfig, RegexEnvironment, RegexTasks
 
-# Takes longer than the age of the universe for a text that does not match.
+# Takes longer than the age of the universe on a text that does not match.
 CATASTROPHE = "(a+)+b"
 HOSTILE_TEXT = "a" * 60 + "!"
 LIMIT_S = 2.0
@@ -119,7 +119,7 @@ def test_hostile_expressions_and_texts_cost_their_own_limit(
         easy,
     ]
     responses = ["axxx", HOSTILE_TEXT, "axx", CATASTROPHE, "b", "bxxx"]
-    judge(environment, ["axxx"], [easy])  # a process is up
+    judge(environment, ["axxx"], [easy])  # a process is running
     begin = time.monotonic()
     logs = [[{"role": "assistant", "content": text}] for text in responses]
     found = environment.step(logs, rows)
@@ -130,7 +130,7 @@ def test_hostile_expressions_and_texts_cost_their_own_limit(
     batch = {"rewards": found.rewards, "metadata": found.metadata}
     metrics = environment.global_post_process_and_metrics(batch)[1]
     assert metrics["unverified_fraction"] == pytest.approx(2 / 6)
-    # Two limits, and starts of processes on a busy machine.
+    # Two limits, plus process starts on a busy machine.
     assert took_s < 2 * LIMIT_S + 20
 
 

@@ -135,7 +135,7 @@ def test_a_conversation_searches_and_answers(call_format: str) -> None:
     log += [*result.observations[0], {"role": "assistant", "content": nothing}]
     result = env.step([log], [row])
     assert "No document" in result.observations[0][0]["content"]
-    # Its two turns are used up: this one is an answer, whatever it asks for.
+    # Its two turns are used up: this one is an answer, whatever it requests.
     log += [*result.observations[0], {"role": "assistant", "content": nothing}]
     result = env.step([log], result.metadata)
     assert result.terminateds[0]

@@ -1,4 +1,4 @@
-"""The environment `second_check`: what is checked, rejected, counted and refused."""
+"""The environment `second_check`: what is checked, rejected and counted."""
 
 from __future__ import annotations
 

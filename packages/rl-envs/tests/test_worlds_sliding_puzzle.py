@@ -27,12 +27,12 @@ from rl_envs.worlds.sliding_puzzle.solver import (
     solution,
 )
 
-# Farthest board of each size and the number of solvable ones: half of all orders.
+# Farthest board of each size and the number of solvable boards: half of all orders.
 FARTHEST = {(2, 2): (6, 12), (2, 3): (21, 360), (3, 2): (21, 360), (2, 4): (36, 20160)}
 
 
 def brute_force(board: Board) -> int | None:
-    """Search forward from the board, on lists, without the solver's own moves."""
+    """Search forward from the board, on lists, independently of the solver's moves."""
     width = board.num_columns
     start, goal = tuple(board.cells), tuple(sorted(board.cells.replace(".", "~")))
     goal = tuple("." if cell == "~" else cell for cell in goal)
@@ -54,7 +54,7 @@ def brute_force(board: Board) -> int | None:
 
 
 def play(board: str, *said: str, **config: Any) -> Playthrough:
-    """Play responses in turn, then nonsense until the conversation ends."""
+    """Play the given responses, then nonsense until the conversation ends."""
     responses = iter(said)
     environment = SlidingPuzzleEnvironment(SlidingPuzzleConfig(**config))
     row = {"prompt": "?", "board": board, "style": "compact"}
@@ -145,7 +145,7 @@ def test_illegal_moves_are_answered_counted_and_change_nothing() -> None:
         "illegal": 2,
     }
     assert game.outcome == "solved"
-    # Of several moves those before the illegal one count.
+    # Of several moves, those before the illegal one count.
     game = play("1.3/425/786", "UUU", "LU", max_moves_per_response=3)
     assert game.messages[2]["content"] == "!123/485/7.6>"
 

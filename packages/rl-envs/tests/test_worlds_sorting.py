@@ -142,7 +142,7 @@ def test_mistakes_are_named() -> None:
 
 
 def test_a_row_is_judged_in_few_calls() -> None:
-    """Python calls are counted: their number does not depend on the machine."""
+    """Python calls are counted: their number is independent of the machine."""
     rows = SortingTasks(num_digits=10).train(512)
     logs = [log_of(row["prompt"], row["answer"]) for row in rows]
     environment = SortingEnvironment()

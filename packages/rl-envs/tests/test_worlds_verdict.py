@@ -1,4 +1,4 @@
-"""The base of worlds of one response: rows, verdicts and metrics."""
+"""The base of single-response worlds: rows, verdicts and metrics."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl_envs.worlds.verdict import (
 
 
 class Vowels(VerdictEnvironment[int]):
-    """Counts vowels; a response of blanks is not scored."""
+    """Counts vowels; a blank response is not scored."""
 
     def read_row(self, columns: Columns, row: int) -> int:
         given = columns.get("answer") if isinstance(columns, Mapping) else None

@@ -1,4 +1,4 @@
-"""An MCP server of the standard library alone: notes, and ways to misbehave."""
+"""An MCP server on the standard library alone: notes, and ways to misbehave."""
 
 import json
 import os
@@ -87,7 +87,7 @@ for line in sys.stdin:
         result = {"protocolVersion": version, "capabilities": {}, "serverInfo": info}
         say({"id": asked["id"], "result": result})
     elif method == "tools/list":
-        # Two pages, and a request of the server's own in between.
+        # Two pages, with a request of the server's own in between.
         say({"id": "mine", "method": "ping"})
         at = int(asked["params"].get("cursor", 0))
         page = {"tools": TOOLS[at : at + 5]}

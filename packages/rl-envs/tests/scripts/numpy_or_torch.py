@@ -1,6 +1,6 @@
-"""What rl-envs does with rewards, with torch and without.
+"""Check how rl-envs handles rewards, with torch and without.
 
-`test_without_torch.py` refuses torch to it, and `tools/wheels.py` runs it with what the
+`test_without_torch.py` blocks torch for it, and `tools/wheels.py` runs it with what the
 wheel installs, with torch and without.
 """
 
@@ -48,7 +48,7 @@ def log(prompt, response):
 
 
 class Given(EnvironmentInterface):
-    """Gives rewards and ends in the form that it is told to."""
+    """Returns rewards and ends in the requested form."""
 
     def __init__(self, make, flags):
         self.make, self.flags = make, flags
@@ -73,7 +73,7 @@ def check_imports():
             __import__(found.name)
         except ModuleNotFoundError as error:
             # Installed by the extra `math`, and by `http` of rl-distributed, which are
-            # not asked for everywhere.
+            # not always requested.
             if error.name not in ("sympy", "aiohttp"):
                 raise
 
@@ -135,7 +135,7 @@ def check_tools():
 
 
 def check_servers():
-    """Rewards and tools in processes of their own."""
+    """Check rewards and tools in processes of their own."""
 
     def score(response, answer):
         assert HAS_TORCH or "torch" not in sys.modules

@@ -1,4 +1,4 @@
-"""A server of OpenEnv's own package: sums, one a step, three in an episode.
+"""A server on OpenEnv's own package: one sum per step, three per episode.
 
 Run as `python openenv_server.py PORT [SESSIONS]` with the Python of the extra
 `openenv-server`.
@@ -27,7 +27,7 @@ class SumAction(Action):
     @field_validator("message")
     @classmethod
     def _no_star(cls, value: str) -> str:
-        # pydantic reports it with the exception itself, which is no JSON.
+        # pydantic includes the exception object, which is not JSON.
         if "*" in value:
             raise ValueError("no products")
         return value

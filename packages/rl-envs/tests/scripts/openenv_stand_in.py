@@ -1,6 +1,6 @@
-"""The server of `openenv_server.py` without the package, which starts in a moment.
+"""A fast-starting replacement for `openenv_server.py` without the package.
 
-A test compares what both say. Run as `python openenv_stand_in.py PORT [SESSIONS]`.
+A test compares their outputs. Run as `python openenv_stand_in.py PORT [SESSIONS]`.
 """
 
 from __future__ import annotations

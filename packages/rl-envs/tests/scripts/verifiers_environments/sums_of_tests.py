@@ -1,4 +1,4 @@
-"""Environments of verifiers that the tests of the bridge load."""
+"""Environments of verifiers loaded by the tests of the bridge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _last(completion: Any) -> str:
 
 
 class TwoTries(vf.MultiTurnEnv):
-    """Says whether the first answer is right, and asks again."""
+    """Tells whether the first answer is correct, and asks again."""
 
     async def env_response(self, messages: Any, state: Any, **_: Any) -> Any:
         if _last(messages) == "die":
@@ -42,7 +42,7 @@ class TwoTries(vf.MultiTurnEnv):
 def load_environment(
     kind: str = "single", largest: int = 9, metric: bool = True
 ) -> vf.Environment:
-    # Nothing that an environment prints is a reply of its process.
+    # Text that an environment prints is not a reply of its process.
     sys.stdout.write("{}\n")
     sys.stdout.flush()
     rows = [
