@@ -16,7 +16,8 @@ import ray
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError, WorkerMethodError
-from rl_distributed.logs import logging as log_module
+from rl_distributed.logs import context, logging as log_module
+from rl_distributed.logs.levels import LEVELS
 from rl_distributed.logs.logging import (
     LoggingSetup,
     configure_logging,
@@ -50,12 +51,12 @@ EVERY_LINE = {
 def _restore() -> Iterator[None]:
     yield
     log_module._remove_installed()
-    log_module._setup.clear()
-    log_module._has_changed.clear()
-    log_module._level.clear()
-    log_module._process.clear()
+    log_module._state = log_module._State()
+    context._process.clear()
+    LEVELS.restore_replaced()
+    LEVELS.base = None
     logging.getLogger().setLevel(logging.WARNING)
-    for package in log_module._packages:
+    for package in LEVELS.packages:
         package.setLevel(logging.NOTSET)
 
 
@@ -267,7 +268,9 @@ def test_a_file_that_fails_is_said_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     configure_logging("INFO", tmp_path / "x.jsonl", stream=io.StringIO())
-    [handler] = {h for _, h in log_module._installed if hasattr(h, "baseFilename")}
+    [handler] = {
+        h for _, h in log_module._state.installed if hasattr(h, "baseFilename")
+    }
     assert isinstance(handler, logging.FileHandler)
 
     class Full(io.StringIO):
