@@ -8,12 +8,12 @@ from hypothesis import settings
 
 from rl_distributed.testing import local_ray
 
-# The sample workers are named by their modules; worker groups hand on this path.
+# The sample workers are named by module; worker groups pass this path on.
 _TESTS = str(Path(__file__).parent)
 if _TESTS not in sys.path:
     sys.path.append(_TESTS)
 
-# Other processes share the machine: the time of one example says nothing.
+# Other processes share the machine: the time of one example means nothing.
 settings.register_profile("shared_machine", deadline=None)
 settings.load_profile("shared_machine")
 

@@ -3,19 +3,19 @@
     python rl_distributed_chaos.py --minutes 30 --seed 7
 
 ```
-driver: makes a group, calls it, checks every answer ---> next policy, next group
-tormentor (thread): picks a process of a worker, also one that is only starting, and
+driver: creates a group, calls it, checks every result ---> next policy, next group
+tormentor (thread): picks a worker process, even one that is still starting, and
                     kills it, stops it for a while, or lets it run in short bursts only
 ```
 What must hold, whatever happens:
 
-- A call ends with the right results in the right order, or with an error that names the
-  worker, and in time.
+- A call ends in time, with the right results in order or with an error that names the
+  worker.
 - Nothing is lost and nothing is done twice: what a call has returned was done once by
-  each worker, and a call that may not be retried was never done more often.
-- When a group is shut down, none of its processes is left.
+  each worker, and a call that must not be retried never more than once.
+- After a group is shut down, none of its processes remains.
 
-The seed decides what is done when; what comes of it depends on the machine too.
+The seed determines what is done when; the outcome also depends on the machine.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ POLICIES = {
     "restart_group": RestartGroup(**LIMITS, **RESTARTS),
     "restart_group_retry": RestartGroup(retry_calls=["enter"], **LIMITS, **RESTARTS),
 }
-# At most; in a short run each policy has its turn, too.
+# An upper bound; in a short run each policy still gets its turn.
 ROUND_S = 8.0
-# Where the machine is too slow for anything to be proven in time.
+# If the machine is too slow to prove anything in time.
 MORE_S = 100.0
 CALL_DEADLINE_S = 30.0
 START_DEADLINE_S = 60.0
@@ -77,11 +77,11 @@ NUM_WORKERS = 2
 
 
 class ChaosError(Exception):
-    """One of the things that must hold does not."""
+    """An invariant does not hold."""
 
 
 def worker_processes() -> list[psutil.Process]:
-    """Processes of workers that this program has started, ready or not."""
+    """Return this program's worker processes, ready or not."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
@@ -91,7 +91,7 @@ def worker_processes() -> list[psutil.Process]:
 
 
 class Tormentor:
-    """Does something bad to some worker every now and then."""
+    """Disturbs a random worker every now and then."""
 
     def __init__(self, seed: int) -> None:
         self.counts: Counter[str] = Counter()
@@ -139,7 +139,7 @@ class Tormentor:
 
 
 class Driver:
-    """Makes groups, calls them and checks what comes back."""
+    """Creates groups, calls them and checks the results."""
 
     def __init__(self, seed: int, folder: Path, round_s: float) -> None:
         self._round_s = round_s
@@ -150,7 +150,7 @@ class Driver:
         self._number = 0
 
     def round(self, cluster: RayVirtualCluster, policy_name: str) -> None:
-        """One group under one policy, until the time is up or it fails for good."""
+        """Run one group under one policy, until time is up or it fails permanently."""
         ledger = self._folder / f"round-{self.counts['rounds']}"
         ledger.mkdir()
         self.counts["rounds"] += 1
@@ -183,7 +183,7 @@ class Driver:
     def _call(
         self, group: RayWorkerGroup, policy_name: str, returned: list[int]
     ) -> bool:
-        """One call; False where the group can take no more."""
+        """Make one call; return False if the group can take no more."""
         self._number += 1
         number = self._number
         streams = self._random.random() < 0.3
@@ -255,7 +255,7 @@ class Driver:
     def _check_ledger(
         self, ledger: Path, returned: list[int], *, may_repeat: bool
     ) -> None:
-        """What the workers wrote down against what the calls have returned."""
+        """Compare what the workers recorded with what the calls have returned."""
         done: Counter[tuple[int, int]] = Counter()
         for path in ledger.iterdir():
             rank = int(path.name)
@@ -279,7 +279,7 @@ def run(seconds: float, seed: int) -> dict[str, object]:
     """Torment groups for a while; returns what happened.
 
     Raises:
-        ChaosError: something that must hold did not.
+        ChaosError: An invariant did not hold.
     """
     began = time.monotonic()
     tormentor = Tormentor(seed)

@@ -10,7 +10,7 @@ from rl_distributed import BatchedDataDict
 
 
 def in_store(tensor):
-    """Whether a tensor lies in memory that Ray's object store maps."""
+    """Return whether a tensor lies in memory mapped by Ray's object store."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, *_, name = line.split(maxsplit=5)
         first, last = (int(bound, 16) for bound in span.split("-"))
@@ -21,7 +21,7 @@ def in_store(tensor):
 
 def sums_of(batch):
     lists = sum(item["ids"].sum().item() for item in batch["t"])
-    # Of bytes: a sum of floats depends on the number of threads.
+    # Of bytes: a float sum depends on the number of threads.
     columns = {
         name: batch[name].contiguous().view(torch.uint8).sum().item()
         for name in ("a", "b")
@@ -30,7 +30,7 @@ def sums_of(batch):
 
 
 class Reader:
-    """Reads what it is sent."""
+    """Reads the batches that it receives."""
 
     def describe(self, value, wrapped):
         batch = {"": lambda: value, "dict": lambda: value["batch"]}.get(

@@ -1,4 +1,4 @@
-"""A worker that forms a process group; apart, because it imports torch."""
+"""A worker that forms a process group; separate, because it imports torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Rendezvous:
         return tensor.item()
 
     def total_unless(self, value, failing_rank):
-        """All others wait in the collective for the one that raises."""
+        """Raise in one rank while all others wait in the collective."""
         if int(os.environ["RANK"]) == failing_rank:
             raise ValueError("no share of mine")
         return self.total(value)
@@ -48,7 +48,7 @@ class Rendezvous:
 
 
 class CollectiveLedger(Ledger):
-    """The same for workers that wait for each other in every call."""
+    """A ledger for workers that wait for each other in every call."""
 
     def __init__(self, folder):
         super().__init__(folder)

@@ -1,6 +1,6 @@
 """Two nodes with folders of their own, and workers of one environment on both.
 
-`python rl_distributed_sample_env_nodes.py WHEELS FOLDER` prints what it found as JSON.
+`python rl_distributed_sample_env_nodes.py WHEELS FOLDER` prints its findings as JSON.
 """
 
 from __future__ import annotations

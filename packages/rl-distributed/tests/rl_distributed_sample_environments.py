@@ -1,4 +1,4 @@
-"""A library in two versions, environments of it, and workers that use it.
+"""A library in two versions, environments with it, and workers that use it.
 
 Run as a script, it builds the environment of the library:
 `python rl_distributed_sample_environments.py ROOT WHEELS LOG [VERSION]`.
@@ -22,7 +22,7 @@ WHEELHOUSE = Path(__file__).parents[3] / "wheelhouse"
 
 
 def write_wheel(folder: Path, version: str, *, name: str = LIBRARY) -> Path:
-    """Write a wheel of a library that knows its version."""
+    """Write a wheel of a library that reports its version."""
     folder.mkdir(parents=True, exist_ok=True)
     info = f"{name}-{version}.dist-info"
     files = {
@@ -47,7 +47,7 @@ def write_wheel(folder: Path, version: str, *, name: str = LIBRARY) -> Path:
 
 @dataclasses.dataclass(frozen=True)
 class LoggedOverlay(OverlayEnvironment):
-    """Notes in the file that BUILD_LOG names when it begins and ends to be built."""
+    """Logs the start and end of its build to the file named by BUILD_LOG."""
 
     def build(self, folder, deadline_s):
         with open(os.environ["BUILD_LOG"], "a") as log:
@@ -64,7 +64,7 @@ def overlay(wheels, version="1.0", cls=OverlayEnvironment, **options):
 
 
 class Scaler:
-    """Multiplies a column by what its version of the library says."""
+    """Multiplies a column by a factor from its version of the library."""
 
     def __init__(self, name="scaler"):
         import isolation_sample  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""Workers that end, or raise, in all the ways there are."""
+"""Workers that exit or raise in every possible way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import threading
 
 
 class MissingPartError(KeyError):
-    """Has more to it than its message."""
+    """Carries more state than its message."""
 
     def __init__(self, part, known):
         super().__init__(part, known)
@@ -20,14 +20,14 @@ class MissingPartError(KeyError):
 
 
 class StubbornError(Exception):
-    """Cannot be made again from its message."""
+    """Cannot be reconstructed from its message."""
 
     def __init__(self, *, code):
         super().__init__(f"code {code}")
 
 
 class Failing:
-    """Does what it is told to."""
+    """Fails as requested."""
 
     def __init__(self, error=None):
         if error == "missing":

@@ -1,4 +1,4 @@
-"""A plain class that logs in all the ways that a worker can."""
+"""A plain class that logs in every way available to a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plain class that tells where its worker is."""
+"""A plain class that reports where its worker runs."""
 
 from __future__ import annotations
 

@@ -24,13 +24,13 @@ def send_and_hang(link):
 
 
 def receive_and_hang(link):
-    """Take one tensor, then never another."""
+    """Receive one tensor, then never another."""
     for _ in receive_tensors(link.receiver(), deadline_s=FOREVER_S):
         threading.Event().wait(FOREVER_S)
 
 
 def make_link_and_hang(connection):
-    """Own a link in shared memory with a block in it."""
+    """Own a shared-memory link that holds a block."""
     from rl_distributed.transfer import SharedMemoryLink  # noqa: PLC0415
 
     link = SharedMemoryLink.create()

@@ -1,4 +1,4 @@
-"""Runs a script of `scripts/` that starts its own Ray cluster, and ends all of it."""
+"""Runs scripts of `scripts/` that start their own Ray cluster, and stops all of it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 import psutil
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# What the surrounding session has set must not reach the clusters of the scripts.
+# Variables of the surrounding session must not reach the clusters of the scripts.
 _OURS = ("RAY_", "RL_")
 _DEADLINE_S = 240.0
 
 
 @contextlib.contextmanager
 def ray_folder() -> Iterator[str]:
-    """A folder for Ray's sessions; short, because the names of sockets lie in it."""
+    """A folder for Ray's sessions; short, because socket paths include it."""
     folder = tempfile.mkdtemp(prefix="rl-", dir="/tmp")
     try:
         yield folder
@@ -33,14 +33,14 @@ def ray_folder() -> Iterator[str]:
 
 def clean_environment(**changes: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(_OURS)}
-    # Byte code of Ray and torch is kept, or each process would compile it again.
+    # Byte code of Ray and torch is cached, or each process would compile it again.
     return {**kept, "PYTHONDONTWRITEBYTECODE": "", **changes}
 
 
 def run_script(
     name: str, *arguments: str, deadline_s: float = _DEADLINE_S, **variables: str
 ) -> dict:
-    """Run a script; returns the JSON object that its last line holds."""
+    """Run a script; return the JSON object on its last output line."""
     command = [sys.executable, str(SCRIPTS / name), *arguments]
     with ray_folder() as folder:
         environment = clean_environment(**{"RAY_TMPDIR": folder, **variables})
@@ -52,7 +52,7 @@ def run_script(
 def run_to_end(
     command: list[str], environment: dict[str, str], deadline_s: float
 ) -> tuple[int, str, str]:
-    """Run a command in a session of its own, of which nothing is left afterwards."""
+    """Run a command in its own session, and leave nothing of it behind."""
     process = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

@@ -12,7 +12,7 @@ from rl_distributed.cluster.ray_processes import only_needed_processes
 def simulated_nodes(*nodes: dict, attempts: int = 3) -> tuple[Any, list[Any]]:
     """A cluster of several nodes on this machine, each with the given arguments.
 
-    Ray gives each node 30 s to start, too few on a machine that is busy.
+    Ray gives each node 30 s to start, too little on a busy machine.
     """
     for attempt in range(attempts):
         cluster = Cluster()

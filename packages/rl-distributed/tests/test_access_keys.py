@@ -1,4 +1,4 @@
-"""Keys with roles: what is stored of them, and when they are good."""
+"""Keys with roles: what is stored of them, and when they are valid."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_the_states_of_a_key(file: KeyFile) -> None:
         file.revoke(stored.id)
     with pytest.raises(ConfigError, match="no key 'b'"):
         file.revoke("b")
-    # The name is free again.
+    # The name is available again.
     assert file.create("a", "viewer")[0].id != stored.id
 
 
@@ -191,7 +191,7 @@ def test_a_rate_admits_a_burst_and_then_one_by_one() -> None:
     now += 1.0
     assert bucket.take() == 0.0
     assert bucket.take() == pytest.approx(1.0)
-    now += 3_600.0  # no more than one burst is saved up
+    now += 3_600.0  # at most one burst is saved up
     assert [bucket.take() for _ in range(60)] == [0.0] * 60
     assert bucket.take() > 0.0
 
@@ -207,7 +207,7 @@ def test_a_request_has_its_effect_once() -> None:
     found = guard.problem("k", nonce(1), "1000.0")
     assert found is not None
     assert found[0] == "replayed"
-    # Another key may use the same number, and the same key another one.
+    # Another key may use the same number; the same key needs another one.
     assert guard.problem("l", nonce(1), "1000.0") is None
     assert guard.problem("k", nonce(2), "1000.0") is None
     now += 59.0
@@ -237,7 +237,7 @@ def test_a_number_is_kept_as_long_as_its_request_is_in_time() -> None:
     [
         ("2000", nonce(1), "too_old"),
         ("900", nonce(1), "too_old"),
-        ("998.5", nonce(1), "too_old"),  # before the listener was there
+        ("998.5", nonce(1), "too_old"),  # before the listener existed
         ("", nonce(1), "nonce_missing"),
         ("nan", nonce(1), "nonce_missing"),
         ("inf", nonce(1), "nonce_missing"),

@@ -172,7 +172,7 @@ def test_a_package_of_the_driver_is_carried(tmp_path):
         names = archive.namelist()
         assert any(name.endswith(".dist-info/METADATA") for name in names)
         assert any(name.endswith(".dist-info/entry_points.txt") for name in names)
-    # A plain package goes with its files, a compiled one is left to the index.
+    # A plain package is copied with its files, a compiled one is left to the index.
     wheel = driver_wheel.write_wheel("click", tmp_path) or tmp_path
     with zipfile.ZipFile(wheel) as archive:
         assert "click/core.py" in archive.namelist()

@@ -92,7 +92,7 @@ def test_entry_point_is_read_without_importing_the_class(registry):
     found = declared_environment("heavy_package.engine.worker.Worker")
     assert (found.environment, found.source) == (sample.DECLARED, "entry point")
     assert "heavy_package" not in sys.modules
-    # The class DriverEnvironment, and not one of them.
+    # The class DriverEnvironment, not an instance of it.
     with pytest.raises(ConfigError, match=r"'heavy_package.light' .* must declare an"):
         declared_environment("heavy_package.light.Worker")
     assert declared_environment("heavy_package_2.Worker").source == "default"

@@ -25,7 +25,7 @@ def script(folder: Path, *lines: str) -> Path:
 
 
 def pretender(folder: Path, code: str) -> Path:
-    """The driver's Python, which runs `code` before what it is asked to."""
+    """The driver's Python, which runs `code` before its actual program."""
     (folder / "pretend.py").write_text(
         f"import sys\n{code}\nsys.argv = sys.argv[1:]\nexec(sys.argv.pop(1))\n"
     )
@@ -39,7 +39,7 @@ def refuse(python: str | Path, match: str, **options) -> None:
 
 
 def test_the_drivers_own_interpreter_fits_and_is_asked_once():
-    # Nobody else has asked for just this.
+    # Nothing else has requested exactly this.
     own = InterpreterEnvironment(sys.executable, imports=("json", "wave"))
     first, second = own.prepare(), own.prepare()
     assert first.runtime_env["py_executable"] == sys.executable
@@ -129,7 +129,7 @@ def test_package_that_does_not_import(tmp_path):
 
 def test_import_that_hangs_is_named(tmp_path):
     (tmp_path / "slow_module.py").write_text("import time; time.sleep(300)\n")
-    # What is imported before it takes no time, however busy the machine is.
+    # Modules imported before it take no time, however busy the machine is.
     code = f"import types; sys.path.insert(1, {str(tmp_path)!r})"
     for name in ("ray", "rl_distributed", "rl_distributed.workers.host"):
         code += f"\nsys.modules[{name!r}] = m = types.ModuleType({name!r})"
@@ -141,7 +141,7 @@ def test_import_that_hangs_is_named(tmp_path):
         )
         with pytest.raises(ActorEnvironmentError) as caught:
             slow.prepare()
-        # Where it has not come so far, the machine was busy.
+        # If it has not got this far, the machine was busy.
         if "did not import 'slow_module' within" in str(caught.value):
             return
     raise AssertionError(str(caught.value))
@@ -162,7 +162,7 @@ def test_driver_environment_checks_only_named_imports():
 
 
 def test_container_needs_podman_and_the_image(tmp_path, monkeypatch):
-    # Podman itself is not run: this is how its answers are understood.
+    # Podman itself is not run: this checks how its answers are parsed.
     monkeypatch.setenv("PATH", str(tmp_path))
     image = ContainerEnvironment("team/engine:1")
     with pytest.raises(ActorEnvironmentError, match="needs podman"):

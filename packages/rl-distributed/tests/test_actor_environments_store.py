@@ -52,7 +52,7 @@ def wait_until(condition, what: str) -> None:
 
 
 def at_work_in(folder: Path) -> list[int]:
-    """Processes that were told to do something in a folder."""
+    """Return processes that were started to work in a folder."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -87,7 +87,7 @@ def test_built_once_and_found_again(store, wheels, monkeypatch, tmp_path):
     assert [e.key for e in store.environments()] == [key]
     assert (tmp_path / "log").read_text().count("begin") == 1
     assert library_version(built.python) == "1.0"
-    # Scripts find their interpreter after the folder was given its name.
+    # Scripts find their interpreter after the folder was renamed.
     assert "build-" not in (built.path / "pyvenv.cfg").read_text()
 
 
@@ -122,7 +122,7 @@ def test_killed_at_random_points_then_built(store, wheels, tmp_path):
     log = tmp_path / "log"
     key = sample.overlay(wheels, cls=sample.LoggedOverlay).key()
     killed = 0
-    # At once, and then at moments left to chance up to beyond the last rename.
+    # At once, and then at random moments up to beyond the last rename.
     for delay_s in [0.0, 0.0, *(generator.uniform(0.0, 0.25) for _ in range(8))]:
         seen = log.read_text().count("begin") if log.exists() else 0
         builder = start_builder(store, wheels)
@@ -139,7 +139,7 @@ def test_killed_at_random_points_then_built(store, wheels, tmp_path):
             builder.send_signal(signal.SIGKILL)
             killed += 1
         builder.communicate()
-        # What it had just begun is on its own now: for a moment with the lock, then
+        # Its child processes are now on their own: for a moment with the lock, then
         # with the folder.
         wait_until(lambda: not at_work_in(store.root), "the rest to end")
         state = store.find(key).state

@@ -123,7 +123,7 @@ def test_class_that_declares_its_environment(cluster, wheels):
 
 
 def test_restarted_worker_is_in_the_same_environment(cluster, wheels):
-    # The base class lies in a module that workers find by the search path only.
+    # Workers find the module of the base class only through the search path.
     class Mortal(sample.Scaler):
         actor_environment = sample.overlay(wheels, "1.0", preflight_deadline_s=120)
 
@@ -197,7 +197,7 @@ def test_errors_come_before_any_process_and_soon(cluster, wheels, tmp_path):
 
 
 def test_other_nodes_are_asked_once(ray_cluster, monkeypatch, wheels, root):
-    """The task that other nodes run, on the one node that there is."""
+    """The task for other nodes runs on the only node."""
     own = ray.get_runtime_context().get_node_id()
     environment = sample.overlay(wheels, "2.0", preflight_deadline_s=120)
 
@@ -208,7 +208,7 @@ def test_other_nodes_are_asked_once(ray_cluster, monkeypatch, wheels, root):
     monkeypatch.setattr(on_nodes.ray, "get_runtime_context", Elsewhere)
     first = on_nodes.prepare_on_nodes(environment, [own])
     assert first[own].key == environment.key()
-    monkeypatch.setattr(on_nodes, "_task", None)  # nobody is asked again
+    monkeypatch.setattr(on_nodes, "_task", None)  # no node is queried again
     assert on_nodes.prepare_on_nodes(environment, [own]) == first
 
 
@@ -225,7 +225,7 @@ def test_error_of_another_node_names_it(ray_cluster, monkeypatch):
 
 
 def _hosts() -> list[int]:
-    """The processes of workers among those that Ray runs for this test."""
+    """Return the worker processes among those that Ray runs for this test."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -249,7 +249,7 @@ def test_each_node_builds_in_its_own_folder(wheels, tmp_path):
         out, err = process.communicate(timeout=START_S)
     finally:
         if process.poll() is None:
-            # Ray's own processes outlive a script that is killed.
+            # Ray's own processes outlive a killed script.
             tree = psutil.Process(process.pid).children(recursive=True)
             for each in (process, *tree):
                 each.kill()

@@ -112,7 +112,7 @@ def test_off_by_default_and_by_call(tmp_path, monkeypatch):
     monkeypatch.setattr(audit_module, "_is_decided", False)
     monkeypatch.setattr(audit_module, "_log", None)
     audit("nothing")
-    # Decided now: the environment is not asked again.
+    # Already decided: the environment is not read again.
     monkeypatch.setenv("RL_AUDIT_LOG", str(tmp_path / "late.jsonl"))
     audit("nothing")
     assert list(tmp_path.iterdir()) == []
@@ -263,7 +263,7 @@ def signed(tmp_path, key):
 
 
 def chained_again(lines):
-    """What somebody writes who knows the chain, and not the key."""
+    """Rewrite a log as someone who knows the chain but not the key."""
     made, previous = [], None
     for line in lines:
         entry = json.loads(line)

@@ -1,4 +1,4 @@
-"""What becomes of a batch between processes: its values, its memory, its size."""
+"""A batch sent between processes: its values, its memory, its size."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WAIT_S = 60
 
 
 def tensor_of(dtype: torch.dtype, rows: int = 6, seed: int = 0) -> torch.Tensor:
-    """`[rows, 5]` of random bits."""
+    """Return `[rows, 5]` of random bits."""
     size = rows * 5 * dtype.itemsize
     bits = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
     if dtype is torch.bool:
@@ -46,7 +46,7 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def through_the_store(value: Any) -> tuple[Any, int, int]:
-    """Pickle as Ray does; the value, the bytes in band and those out of band."""
+    """Pickle as Ray does; return the value, and the bytes in band and out of band."""
     buffers: list[pickle.PickleBuffer] = []
     data = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
     shared = [bytes(buffer.raw()) for buffer in buffers]
@@ -239,7 +239,7 @@ def test_results_travel_back_the_same_way(readers: Any) -> None:
     assert sample.in_store(result["large"])
     assert result["large"].sum() == 100_000
     assert result["name"] == ["row"] * 10
-    # A shard that was cut out of a received batch travels on without the rest.
+    # A shard cut out of a received batch is sent without the rest.
     shard = ray.get(readers[0].cut.remote(ray.put(large_batch()), 2), timeout=WAIT_S)
     assert shard["a"].shape == (2, 4000)
     assert shard["a"].untyped_storage().nbytes() == shard["a"].nbytes
@@ -258,6 +258,6 @@ def test_tensors_outlive_their_references(readers: Any) -> None:
     column = batch["a"]
     total = column.double().sum()
     del batch
-    for _ in range(20):  # would reuse the memory, were it free
+    for _ in range(20):  # would reuse the memory if it were free
         ray.put(np.zeros(600_000, dtype=np.uint8))
     assert column.double().sum() == total

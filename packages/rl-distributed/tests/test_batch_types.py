@@ -1,4 +1,4 @@
-"""What a type checker knows of the columns of a batch, and what a run checks."""
+"""What a type checker knows about the columns of a batch, and runtime checks."""
 
 from __future__ import annotations
 

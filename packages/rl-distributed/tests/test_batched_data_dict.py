@@ -207,7 +207,7 @@ def test_a_shard_that_got_more_gets_less_of_the_next_global_batch() -> None:
 @pytest.mark.parametrize("kind", ["uniform", "long tail"])
 @pytest.mark.parametrize("args", [DYNAMIC, PACKING], ids=["dynamic", "packing"])
 def test_ranks_are_loaded_more_evenly_than_by_round_robin(args: Any, kind: str) -> None:
-    """On the mean: by chance a round robin may be even."""
+    """On average: by chance a round robin may be even."""
     key = "sequence_packing_args" if "algorithm" in args else "dynamic_batching_args"
     around, ours = [], []
     for seed in range(8):
@@ -282,7 +282,7 @@ ODD_BUDGETS = st.tuples(
 
 
 def padded_tokens(lengths: list[int], multiple: int, kind: str) -> int:
-    """The tokens of a micro-batch of such rows, padding included."""
+    """Return the tokens of a micro-batch of these rows, padding included."""
     rounded = [-(-length // multiple) * multiple for length in lengths]
     if kind == "packing":
         return sum(rounded)
@@ -293,7 +293,7 @@ def padded_tokens(lengths: list[int], multiple: int, kind: str) -> int:
 @settings(max_examples=150, derandomize=True, deadline=None)
 @given(ODD_BUDGETS)
 def test_a_budget_need_not_be_a_multiple_of_the_rounding(kind: str, case: Any) -> None:
-    """What is rounded up must fit: neither the bare lengths nor a rounded budget."""
+    """The rounded-up sizes must fit, not the bare lengths, nor in a rounded budget."""
     lengths, budget, multiple, group = case
     args: dict[str, Any] = (
         {"dynamic_batching_args": {**DYNAMIC, "sequence_length_round": multiple}}
@@ -323,7 +323,7 @@ def test_a_budget_need_not_be_a_multiple_of_the_rounding(kind: str, case: Any) -
         assert tokens <= budget
         assert tokens == (width if kind == "packing" else width * len(held))
     if kind == "dynamic":
-        # Nothing is left unused either: one more group would not have fitted.
+        # The budget is used up: one more group would not have fitted.
         for (start, end), (_, after) in itertools.pairwise(cuts):
             more = shard["lengths"][start : min(end + group, after)].tolist()
             assert padded_tokens(more, multiple, kind) > budget
@@ -667,7 +667,7 @@ def test_columns_given_together_have_the_same_number_of_rows() -> None:
     ):
         with pytest.raises(BatchError, match=expected):
             make()
-    # One column after the other may get another number of rows.
+    # A column can get another number of rows.
     batch = BatchedDataDict(text=["a", "b"], x=torch.zeros(2))
     batch["x"] = torch.zeros(1)
     with pytest.raises(BatchError, match="text has 2, x has 1"):

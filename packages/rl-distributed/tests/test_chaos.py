@@ -1,4 +1,4 @@
-"""A short chaos; `nox -s chaos` runs a long one."""
+"""A short chaos run; `nox -s chaos` runs a long one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 RUNNER = Path(__file__).parent / "rl_distributed_chaos.py"
 SECONDS = float(os.environ.get("RL_CHAOS_SECONDS", "20"))
 SEED = os.environ.get("RL_CHAOS_SEED", "7")
-# Rounds that have begun are ended; restarts may take a while on a busy machine.
+# Rounds in progress are completed; restarts may take a while on a busy machine.
 EXTRA_S = 280
 
 

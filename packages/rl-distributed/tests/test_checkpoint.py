@@ -138,7 +138,7 @@ def test_leftovers_of_a_killed_process_go_with_the_next_checkpoint(
 def test_a_step_that_was_not_renamed_yet_is_none(tmp_path: Path) -> None:
     manager = manager_in(tmp_path)
     save(manager, 1)
-    # All its files and its manifest are there, and its rename was not.
+    # All its files and its manifest exist, but it was not renamed.
     shutil.copytree(tmp_path / "step_1", tmp_path / "tmp_step_2")
     reader = manager_in(tmp_path)
     assert reader.get_latest_checkpoint_path() == tmp_path / "step_1"
@@ -369,7 +369,7 @@ def test_what_stays_by_the_settings(
     for step, accuracy in enumerate([0.1, 0.9, 0.5, 0.2], start=1):
         save(manager, step, acc=accuracy)
     assert list(manager.list_checkpoints()) == kept
-    # Without a number of best ones nothing goes for not being one of them.
+    # Without a limit on best checkpoints, nothing is removed for not being among them.
     if "keep_top_k" not in settings:
         assert manager.remove_old_checkpoints(exclude_latest=False) == []
 
@@ -382,7 +382,7 @@ def test_only_whole_steps_are_listed_and_read(
         save(manager, step)
     (tmp_path / "step_007").mkdir()
     (tmp_path / "step_9").mkdir()
-    (tmp_path / "step_٣").mkdir()  # a digit, but no ASCII one
+    (tmp_path / "step_٣").mkdir()  # a digit, but not an ASCII one
     (tmp_path / "step_10").write_text("a file")
     (tmp_path / "step_8" / "manifest.json").unlink()
     assert manager.list_checkpoints() == {
@@ -397,7 +397,7 @@ def test_only_whole_steps_are_listed_and_read(
     (tmp_path / "step_6" / "policy" / "weights" / "model.bin").unlink()
     with pytest.raises(CheckpointError, match=r"model\.bin is missing"):
         manager.load_training_info(tmp_path / "step_6")
-    # The empty folder of another name is nobody's leftover.
+    # An empty folder with another name is not a leftover.
     save(manager, 7)
     assert "step_007" in steps_in(tmp_path)
 
@@ -412,7 +412,7 @@ def test_finalization_in_the_background(tmp_path: Path) -> None:
         manager.begin_finalization(first, lambda: release.wait(30))
         assert manager.has_pending_finalization
         assert manager.get_latest_checkpoint_path() is None
-        second = manager.init_tmp_checkpoint(2, {})  # leaves the pending one alone
+        second = manager.init_tmp_checkpoint(2, {})  # does not touch the pending one
         with pytest.raises(DeadlineExceededError, match="pending checkpoint"):
             manager.finalize_pending(deadline_s=0.01)
         release.set()

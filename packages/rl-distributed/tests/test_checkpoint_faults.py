@@ -1,4 +1,4 @@
-"""A checkpoint folder after its writer was killed, and on a disk that is full."""
+"""A checkpoint folder after its writer was killed, and on a full disk."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ WRITER = textwrap.dedent(
 )
 
 
-# Saves a checkpoint again and again, each time killed at a later file operation, until
-# it gets through. A fork is a process of its own, and costs no start of Python.
+# Saves a checkpoint repeatedly, killed at a later file operation each time, until it
+# gets through. A fork is a separate process, and needs no start of Python.
 KILLED_EVERYWHERE = textwrap.dedent(
     """
     import json, os, shutil, signal, sys
@@ -151,7 +151,7 @@ def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
                 line = child.stdout.readline()
                 assert line, "the writer ended by itself"
                 reached = int(line)
-            # Somewhere inside of the next save, which takes some 10 ms.
+            # Somewhere within the next save, which takes about 10 ms.
             signal.sigtimedwait([], rng.random() * 0.02)  # the moment of the kill
         finally:
             child.send_signal(signal.SIGKILL)
@@ -205,7 +205,7 @@ def test_no_flipped_byte_goes_unnoticed(name: str, tmp_path: Path) -> None:
         (root / name).write_bytes(bytes(flipped))
         with contextlib.suppress(CheckpointError):
             manager.verify(root)
-            # Only a space of the manifest may be another one.
+            # Only a space of the manifest may differ.
             assert name == "manifest.json"
             assert read_manifest(root) == entries
 
@@ -243,7 +243,7 @@ def test_nothing_reads_a_pickle() -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB, where the tests may mount one."""
+    """A file system of 1 MiB, if the tests may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)]
@@ -345,7 +345,7 @@ def test_a_full_disk_in_a_worker_is_known_by_its_text(tmp_path: Path) -> None:
 # One writer
 
 
-# Saves a number of steps, one after the other, and says how each ended.
+# Saves a number of steps in sequence, and reports how each ended.
 RIVAL = textwrap.dedent(
     """
     import sys
@@ -420,7 +420,7 @@ def test_of_two_processes_one_writes_and_the_other_is_told(tmp_path: Path) -> No
             reader.verify(path)
             assert {file.name[0] for file in path.glob("?_*")} == {winner}
             assert reader.load_training_info(path) == {"writer": winner}
-        # A look took no right away; the end of a process, however it comes, does.
+        # Reading releases no lock; the end of the process, however it comes, does.
         with pytest.raises(CheckpointError, match=f"process {pid} "):
             reader.remove_old_checkpoints()
         process = first if winner == "a" else second
@@ -439,7 +439,7 @@ def test_two_managers_of_one_process_take_turns(tmp_path: Path) -> None:
         second.init_tmp_checkpoint(1, {})
     assert (path / "weights").read_text() == "first"
     first.finalize_checkpoint(path)
-    # Idle, it gives way, and gets the right back as soon as the other is idle.
+    # While idle it yields, and gets the right back as soon as the other is idle.
     with (
         second.writing(2, {}),
         pytest.raises(CheckpointError, match="written by this very process"),
@@ -455,7 +455,7 @@ def test_a_checkpoint_whose_folder_was_taken_over_is_not_finalized(
 ) -> None:
     manager = manager_in(tmp_path)
     path = manager.init_tmp_checkpoint(1, {})
-    # As after a long suspension, or when somebody cleans up by hand.
+    # As after a long suspension, or a manual cleanup.
     (tmp_path / ".writer.lock").unlink()
     with rival(tmp_path, "a", 1) as other:
         go_on(other)

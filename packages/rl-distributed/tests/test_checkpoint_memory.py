@@ -1,4 +1,4 @@
-"""Folders that are kept in memory as arrays."""
+"""Folders kept in memory as arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rl_distributed.checkpoint import memory
 
 @pytest.fixture
 def places(tmp_path, monkeypatch):
-    """Folders in place of shared memory and of that for temporary files."""
+    """Folders replacing shared memory and the one for temporary files."""
     shared, temporary = tmp_path / "shm", tmp_path / "tmp"
     for folder in (shared, temporary):
         folder.mkdir()

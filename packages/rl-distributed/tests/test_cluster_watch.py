@@ -23,7 +23,7 @@ from rl_distributed.cluster.watch import ClusterWatch, find_loss
 from rl_distributed.failures.cluster_loss import ClusterLoss
 
 DEADLINE_S = 60.0
-# Ray then gives up sooner, and waits for results with it.
+# Ray then gives up sooner, and waits less for results.
 SOON = {"RAY_gcs_rpc_server_reconnect_timeout_s": "40"}
 
 
@@ -56,7 +56,7 @@ def test_the_node_process_of_a_started_cluster_is_killed() -> None:
 
 @contextlib.contextmanager
 def running_head():
-    """A cluster that `ray start` has begun; gives its variables and its address."""
+    """A cluster started by `ray start`; yields its variables and its address."""
     with socket.socket() as free, ray_folder() as folder:
         free.bind(("127.0.0.1", 0))
         place = f"127.0.0.1:{free.getsockname()[1]}"
@@ -137,7 +137,7 @@ def test_a_watch_ends_in_its_own_thread_too(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def head_end(head: cluster_watch._Head, tries: int) -> list[str]:
-    """What this many attempts say, one right after the other."""
+    """Return the results of this many attempts, one right after the other."""
     told = []
     for _ in range(tries):
         head._next = 0.0
@@ -151,14 +151,14 @@ def test_a_head_is_lost_after_three_refusals(monkeypatch: pytest.MonkeyPatch) ->
         port = listener.getsockname()[1]
         head = cluster_watch._Head(f"127.0.0.1:{port}")
         assert head_end(head, 4) == [""] * 4
-        # Between two attempts it is not asked.
+        # Between two attempts no query is sent.
         assert head.end() == ""
     first, second, third = head_end(head, 3)
     assert (first, second) == ("", "")
     assert third.startswith("takes no connection any more (")
     with socket.create_server(("127.0.0.1", port)):
         assert head_end(head, 1) == [""]
-    # They count in a row.
+    # Only consecutive refusals count.
     assert head_end(head, 2) == ["", ""]
 
 

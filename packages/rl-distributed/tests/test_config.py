@@ -575,7 +575,7 @@ def test_explain_lists_every_key_with_type_default_and_doc() -> None:
 
 
 def powers(first: str, line: str, count: int = 30) -> str:
-    """Lines of which each refers several times to the one before."""
+    """Return lines that each refer several times to the previous one."""
     lines = [
         line.replace("BEFORE", f"a{n - 1}").replace("N", f"a{n}")
         for n in range(1, count)

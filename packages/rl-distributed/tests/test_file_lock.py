@@ -28,7 +28,7 @@ DEADLINE_S = 60.0
 
 @contextlib.contextmanager
 def holder(folder: Path, lease_s: float, *ways: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that owns `folder`, as `scripts/hold_lock.py` describes."""
+    """Another process that owns `folder`, as described in `scripts/hold_lock.py`."""
     process = subprocess.Popen(
         [sys.executable, SCRIPT, folder, str(lease_s), *ways],
         stdin=subprocess.PIPE,
@@ -77,7 +77,7 @@ def test_a_second_holder_is_told_of_the_first(tmp_path):
     with other.held():
         assert is_locked(path)
     assert not is_locked(tmp_path / "absent")
-    # A folder of the path may be a file.
+    # A folder in the path may be a file.
     path.write_text("")
     assert not is_locked(path / "lock")
 
@@ -226,7 +226,7 @@ def test_an_owner_on_another_machine_whose_locks_do_not_reach_here(tmp_path):
     with holder(tmp_path, 3.0, "far", "local_locks") as process:
         assert said(process) == "held"
         lock = FolderLock(tmp_path, "writing")
-        # The kernel knows of no lock; the sign of life does.
+        # The kernel sees no lock; the sign of life shows one.
         assert not is_locked(tmp_path / ".owner.lock")
         owner = lock.owner()
         assert owner is not None
@@ -236,7 +236,7 @@ def test_an_owner_on_another_machine_whose_locks_do_not_reach_here(tmp_path):
         assert not is_locked(tmp_path / ".owner.lock")
         process.kill()
         process.wait(DEADLINE_S)
-        # No deadline is needed for one that is dead.
+        # No deadline is needed for a dead holder.
         lock.acquire()
         assert lock.is_held
         lock.release()
@@ -284,7 +284,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, caplog):
         lock.acquire()
         assert lock.is_held
     assert "has no locks: signs of life alone" in caplog.text
-    # A stranger's note in the place of ours: the lock is lost, and stays the other's.
+    # Another owner's note replaced ours: the lock is lost, and remains the other's.
     note = LockOwner(1, "there", "then", "another boot", "token", 1.0)
     with (tmp_path / ".owner.lock").open("r+b") as file:
         note.write(file.fileno())

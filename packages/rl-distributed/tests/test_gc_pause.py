@@ -53,7 +53,7 @@ def test_a_pause_ends_with_an_error_and_leaves_what_was_disabled() -> None:
 def test_a_worker_looks_for_garbage_once_its_class_is_imported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # It is for the logs of a whole process.
+    # It is meant for the logs of a whole process.
     monkeypatch.setattr(host, "configure_worker_logging", lambda *_, **__: None)
     gc.enable()
     frozen = gc.get_freeze_count()

@@ -18,7 +18,7 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return size + struct.pack(">BBI", kind, flags, stream) + payload
 
 
-# What heads of Ray 2.60 were seen to send.
+# Recorded from heads of Ray 2.60.
 SETTINGS = frame(4, 0, 0, bytes.fromhex("000400400000000500400000"))
 ACKNOWLEDGED = frame(4, 1, 0)
 WINDOW = frame(8, 0, 0, b"\x00\x3f\x00\x01")
@@ -40,7 +40,7 @@ BEFORE = SETTINGS + WINDOW + ACKNOWLEDGED + PING
 def greeted(
     answer: bytes, *, piece: int = 10_000, close: bool = True, token: str = ""
 ) -> Greeting:
-    """Greet somebody who sends `answer` in pieces, and then closes or stays silent."""
+    """Greet a peer that sends `answer` in pieces and then closes or stays silent."""
     ours, theirs = socket.socketpair()
     done = threading.Event()
 
@@ -56,7 +56,7 @@ def greeted(
 
     with futures.ThreadPoolExecutor(1) as pool, ours:
         served = pool.submit(serve)
-        # The silent one is given up soon; the others have all the time that they need.
+        # A silent peer is given up soon; the others get all the time that they need.
         ours.settimeout(60 if close else 0.2)
         try:
             return greet(ours, METHOD, token)

@@ -11,7 +11,7 @@ from rl_distributed.process.interrupts import deferred_signals
 
 @pytest.fixture(autouse=True)
 def _as_on_a_terminal() -> Iterator[None]:
-    # A shell starts what runs in the background with SIGINT ignored.
+    # A shell starts background processes with SIGINT ignored.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

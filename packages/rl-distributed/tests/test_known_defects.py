@@ -1,17 +1,17 @@
-"""Defects that others have shipped in the same place, and the test that finds each.
+"""Defects that other projects have shipped, and the tests that find them.
 
-| defect | where it is looked for |
+| defect | tested in |
 |---|---|
 | dynamic batching of several global batches restores a wrong order | batches |
 | dynamic batching fails where shards are uneven | batches |
-| a slice past the end cuts lists in silence | batches |
+| a slice past the end silently truncates lists | batches |
 | a chunk number is compared with the wrong quantity | batches |
 | axes of one name, negative or repeated ranks are accepted | named sharding |
 | the caller's whole environment goes to workers, and into saved settings | workers |
 | an environment is used before it is complete | actor environments |
 | marking an iteration before the start is an UnboundLocalError | timing |
 | a checkpoint counts as saved before its files are | checkpoint |
-| tracked files and changes are uploaded unasked | metrics sinks |
+| tracked files and changes are uploaded without consent | metrics sinks |
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ JOB = BASE.replace(
     service_account="runner",
     tls_secret="authority",
 )
-# Fields of ray.io/v1 as KubeRay's resource definitions have them.
+# Fields of ray.io/v1 in KubeRay's resource definitions.
 CLUSTER_FIELDS = {
     "authOptions",
     "autoscalerOptions",
@@ -109,7 +109,7 @@ def check_cluster(spec):
     assert set(spec["headGroupSpec"]) <= HEAD_FIELDS
     groups = [spec["headGroupSpec"], *spec.get("workerGroupSpecs", [])]
     for group in groups:
-        # The start parameters of Ray are texts, whatever they mean.
+        # Ray's start parameters are strings, whatever they mean.
         assert all(isinstance(v, str) for v in group["rayStartParams"].values())
         pod = group["template"]["spec"]
         assert set(pod) <= POD_FIELDS
@@ -177,7 +177,7 @@ def test_with_tls_each_pod_makes_its_certificate():
         compile(code, "init container", "exec")
         secrets = [v["secret"]["secretName"] for v in pod["volumes"] if "secret" in v]
         assert secrets == ["authority"]
-        # The key of the authority is not where the program runs.
+        # The CA key is not where the program runs.
         mounts = {m["name"] for m in pod["containers"][0]["volumeMounts"]}
         assert mounts == {"shared-memory", "tls"}
         variables = {e["name"]: e.get("value") for e in pod["containers"][0]["env"]}

@@ -64,7 +64,7 @@ def test_scripts_are_bash(name):
 
 
 def directives(script):
-    """The `#SBATCH` options; Slurm reads them up to the first command."""
+    """Return the `#SBATCH` options; Slurm reads them up to the first command."""
     head, _, rest = script.partition("\nset -euo pipefail\n")
     assert head.startswith("#!/bin/bash\n")
     assert "#SBATCH" not in rest
@@ -167,7 +167,7 @@ echo first-node
 
 
 def free_job():
-    """Number of a job whose ports nobody uses on this machine."""
+    """Return a job number whose ports are unused on this machine."""
     for job in range(os.getpid(), os.getpid() + 30):
         low = 11_000 + job % 30 * 300
         with contextlib.suppress(ResourceInsufficientError):
@@ -178,7 +178,7 @@ def free_job():
 
 @pytest.fixture
 def slurm(tmp_path):
-    """Variables of a job, with stand-ins for Slurm's programs on the path."""
+    """Return a job's variables, with stand-ins for Slurm's programs on the path."""
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
@@ -229,16 +229,16 @@ def test_a_job_on_one_node_runs_its_program(tmp_path, slurm):
     state = f"{tmp_path}/.rl-ray-{slurm['SLURM_JOB_ID']}"
     expected = [False, 1.0, f"{state}/token", "0o600", "token", "1", "it's $1"]
     assert json.loads(line) == expected
-    # Token and certificates are gone with the job.
+    # Token and certificates are removed with the job.
     assert not Path(state).exists()
 
 
 def fake_ray(tmp_path, slurm, script):
-    """A job whose Ray is a shell script, for what happens around it."""
+    """A job whose Ray is a shell script, to test what happens around it."""
     program = tmp_path / "bin" / "ray"
     program.write_text(f"#!/bin/bash\n{script}\n")
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    # The wait for the nodes is a program, too.
+    # The wait for the nodes is a program too.
     python = tmp_path / "bin" / "fake-python"
     python.write_text("#!/bin/bash\nexit 0\n")
     python.chmod(0o755)

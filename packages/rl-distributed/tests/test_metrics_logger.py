@@ -25,7 +25,7 @@ from rl_distributed.metrics.sinks.jsonl import JsonlSink, read_metrics
 
 
 class BrokenSink:
-    """Fails while it is told to; shows neither histograms nor plots."""
+    """Fails while told to; supports neither histograms nor plots."""
 
     def __init__(self, log_dir: Path) -> None:
         self.calls = 0
@@ -107,7 +107,7 @@ def test_tensorboard_files_can_be_read_back(tmp_path: Path) -> None:
     events.Reload()
     [scalar] = events.Scalars("train/loss")
     assert (scalar.step, scalar.value) == (4, 0.5)
-    # What stands before the colon is a group of curves.
+    # The part before the colon is a group of curves.
     assert [s.value for s in events.Scalars("val/low/loss")] == [0.25]
     assert any("hyperparams" in tag for tag in events.Tags()["tensors"])
 
@@ -138,7 +138,7 @@ def test_a_sink_that_fails_is_tried_again_and_the_others_go_on(
         assert logger.num_failures == {broken: 3, "jsonl": 0}
         sink = logger.sinks[broken]
         assert isinstance(sink, BrokenSink)
-        sink.fails = False  # the disk has room again
+        sink.fails = False  # the disk has space again
         logger.log_metrics({"a": 4}, 4)
     assert sink.calls == 4
     assert sink.closed == 1

@@ -26,7 +26,7 @@ DEADLINE_S = 60.0
 
 
 class Recorder:
-    """Takes samples; a test waits for them."""
+    """Collects samples; a test waits for them."""
 
     def __init__(self) -> None:
         self.samples: queue.Queue[dict[str, float]] = queue.Queue()
@@ -48,7 +48,7 @@ class FakeProbe:
 
 
 class FakeTime:
-    """A clock that only waiting moves, and that ends after some waits."""
+    """A clock that advances only by waiting, and stops after a number of waits."""
 
     def __init__(self, num_waits: int) -> None:
         self.now = 0.0
@@ -169,7 +169,7 @@ def test_a_logger_samples_this_machine_in_the_background(tmp_path: Path) -> None
     assert all(line["step"] in (0, 7) for line in lines)
 
 
-# GPUs, by a double of NVML
+# GPUs, through a fake NVML
 
 
 class NvmlError(Exception):
@@ -177,7 +177,7 @@ class NvmlError(Exception):
 
 
 class Nvml:
-    """Two devices; the second one tells only its memory."""
+    """Two devices; the second reports only its memory."""
 
     NVMLError = NvmlError
     NVML_TEMPERATURE_GPU = 0

@@ -1,4 +1,4 @@
-"""Every sink against its contract, and read back by the service's own reader."""
+"""Every sink against its contract, read back with the service's own reader."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Series = dict[str, list[tuple[int, float]]]
 
 @pytest.fixture(autouse=True)
 def _variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What a sink sets for its engine goes with the test."""
+    """Remove variables that a sink sets for its engine, after the test."""
     for name in ("MLFLOW_TRACKING_URI", "WANDB_MODE", "WANDB_DIR", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     before = dict(os.environ)
@@ -104,9 +104,9 @@ def read_mlflow(sink: MlflowSink) -> Series:
 
 
 def scrape(sink: PrometheusSink) -> dict[tuple[str, str], float]:
-    """Ask over HTTP and parse the answer as Prometheus does."""
+    """Query over HTTP and parse the answer as Prometheus does."""
     parser = pytest.importorskip("prometheus_client.parser")
-    # The proxies of the machine have no part in it.
+    # The machine's proxies are not involved.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(sink.url, timeout=30) as answer:
         text = answer.read().decode()
@@ -140,10 +140,10 @@ def wandb_records(folder: Path) -> Iterator[Any]:
         _, length, kind = struct.unpack("<IHB", data[position : position + 7])
         position += 7
         if position + length > len(data):
-            return  # it is being written
+            return  # it is still being written
         record += data[position : position + length]
         position += length
-        if kind in (1, 4):  # whole, or the last part
+        if kind in (1, 4):  # complete, or the last part
             message = messages.Record()
             message.ParseFromString(record)
             record = b""
@@ -151,7 +151,7 @@ def wandb_records(folder: Path) -> Iterator[Any]:
 
 
 def wandb_history(folder: Path) -> list[dict[str, Any]]:
-    # The process of wandb may still be writing when the run has been finished.
+    # The wandb process may still be writing when the run has finished.
     pause = threading.Event()
     for _ in range(3000):
         kinds = {record.WhichOneof("record_type") for record in wandb_records(folder)}
@@ -219,7 +219,7 @@ def test_wandb_keeps_the_contract_and_writes_an_offline_run(
         if r.WhichOneof("record_type") == "config"
     ]
     assert any(u.key == "optimizer" for config in configs for u in config.update)
-    # Nothing of the machine or the source was asked for.
+    # No information on the machine or the source was requested.
     assert not list(folder.rglob("*.patch"))
     assert not (folder / "files" / "wandb-metadata.json").exists()
     assert not (folder / "files" / "requirements.txt").exists()
@@ -382,7 +382,7 @@ def test_tensorboard_shows_tables_whose_texts_are_text(tmp_path: Path) -> None:
     events = events_of(tmp_path / "tensorboard")
     [event] = events.Tensors("train/rollouts/text_summary")
     assert event.step == 3
-    # What its page does with it, and a browser with that.
+    # As its page renders it, and a browser after that.
     render = pytest.importorskip("tensorboard.plugin_util").markdown_to_safe_html
     page = render(event.tensor_proto.string_val[0])
     assert set(re.findall(r"<(\w+)", page)) == {
@@ -467,7 +467,7 @@ def test_tables_are_bounded_and_checked(tmp_path: Path) -> None:
 
 
 def run_until(folder: Path, name: str, steps: range, resume: int | None) -> Any:
-    """Log some steps and leave without closing, as a killed run does."""
+    """Log some steps and exit without closing, as a killed run does."""
     settings = {name: {"mode": "offline"}} if name == "wandb" else {}
     logger = LoggerFacade(LoggerConfig(sinks=[name], sink_settings=settings), folder)
     if resume is not None:
@@ -480,7 +480,7 @@ def run_until(folder: Path, name: str, steps: range, resume: int | None) -> Any:
 @pytest.mark.parametrize("name", ["jsonl", "tensorboard", "mlflow"])
 def test_a_resumed_run_has_no_step_twice(name: str, tmp_path: Path) -> None:
     first = run_until(tmp_path, name, range(1, 8), None)
-    # The checkpoint was of step 4; steps 5 to 7 come again.
+    # The checkpoint was of step 4; steps 5 to 7 are repeated.
     second = run_until(tmp_path, name, range(5, 11), 4)
     series = SINKS[name][1](second)["loss"]
     assert series == [(step, step / 2) for step in range(1, 11)]

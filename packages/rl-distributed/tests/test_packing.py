@@ -16,7 +16,7 @@ lengths_lists = st.lists(st.integers(1, CAPACITY), min_size=1, max_size=60)
 
 
 def first_fit(lengths: list[int], order: list[int], capacity: int) -> list[list[int]]:
-    """The definition, one sequence and one bin at a time."""
+    """Compute the definition, one sequence and one bin at a time."""
     bins: list[list[int]] = []
     room: list[int] = []
     for index in order:
@@ -87,7 +87,7 @@ def test_concatenative_keeps_the_order(lengths: list[int]) -> None:
 
 
 def modified_first_fit(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Johnson and Garey's five phases as they are defined, on lists of lengths."""
+    """Compute Johnson and Garey's five phases by definition, on lists of lengths."""
     left = sorted(lengths, reverse=True)
     bins = [[length] for length in left if length * 2 > capacity]
     left = left[len(bins) :]
@@ -127,7 +127,7 @@ def test_modified_first_fit_equals_its_definition(lengths: list[int]) -> None:
 
 
 def test_modified_first_fit_needs_fewer_bins_where_it_should() -> None:
-    # Decreasing order puts 27s together that fit better beside the large ones.
+    # Decreasing order separates 27s that fit better beside the large ones.
     lengths = [51] * 6 + [27] * 6 + [26] * 6 + [23] * 12
     modified = get_packer("modified_first_fit_decreasing", 100).pack(lengths)
     plain = get_packer("first_fit_decreasing", 100).pack(lengths)
@@ -135,7 +135,7 @@ def test_modified_first_fit_needs_fewer_bins_where_it_should() -> None:
 
 
 def test_extra_bins_are_filled_evenly() -> None:
-    lengths = [10] * 18  # three full bins; eight are asked for
+    lengths = [10] * 18  # three full bins; eight are requested
     bins = get_packer(
         "modified_first_fit_decreasing", CAPACITY, bin_count_multiple=8
     ).pack(lengths)

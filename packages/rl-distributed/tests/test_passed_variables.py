@@ -1,4 +1,4 @@
-"""What of a program's environment reaches the processes of its cluster."""
+"""Which variables of a program's environment reach its cluster's processes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_the_configuration_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def canaries_in(environment: dict[str, str]) -> set[str]:
-    """Also where a process has another name for one."""
+    """Return the canaries, including under another name."""
     held = " ".join(environment.values())
     return {name for name, value in CANARIES.items() if value in held}
 
@@ -109,7 +109,7 @@ def check_processes(found: dict, allowed: set[str]) -> None:
     for process in found["processes"]:
         assert canaries_in(process["environment"]) <= allowed, process["kind"]
     assert canaries_in(found["worker"]) == allowed
-    # The declared way, of which the secret is in no process from its start on.
+    # The declared way, in which no process starts with the secret.
     assert found["worker"]["DECLARED_TOKEN"] == "declared-secret"
     assert found["worker"]["DECLARED"] == "plain"
     for process in found["processes"]:

@@ -60,7 +60,7 @@ def test_wrong_ranges(bounds):
 
 @contextlib.contextmanager
 def program(folder, rounds, count, low=LOW, high=HIGH):
-    """A program that takes ports and then waits; gives them and the process."""
+    """Start a program that takes ports and then waits; return them and the process."""
     arguments = [str(folder), *map(str, (rounds, count, low, high))]
     process = subprocess.Popen(
         [sys.executable, str(SCRIPTS / "take_ports.py"), *arguments],

@@ -161,7 +161,7 @@ async def start(host: QueueHost, client: str, where: ClientOrigin) -> Life:
 
 
 async def death(host: QueueHost, life: Life) -> None:
-    """End a client, and wait until the host has noticed."""
+    """Stop a client, and wait until the host has noticed."""
     life.end.set()
     while not host._dead():
         await asyncio.sleep(0)
@@ -197,7 +197,7 @@ def test_a_producer_that_was_started_again_goes_on() -> None:
         await death(host, life)
         assert (await host.get("c", 9, 0)).items == [1]
         assert (await host.get("c", 9, WAIT_S)).state == "broken"
-        # Being told is no end: it is back.
+        # A notification is not an end: it is back.
         await start(host, "second", origin("p2"))
         assert await host.put("second", [2], 0) == (1, False)
         assert (await host.get("c", 9, 0)).items == [2]
@@ -221,7 +221,7 @@ def test_consumers_wait_for_a_producer_to_come_back() -> None:
         await start(host, "second", origin("p2"))
         await host.put("second", [2], 0)
         assert (await getting).items == [2]
-        # Not for ever.
+        # Not forever.
         host = QueueHost(9, 1, redeliver=False, producer_return_s=0.1)
         life = await start(host, "first", origin("p1"))
         await host.put("first", [1], 0)
@@ -250,7 +250,7 @@ def test_what_a_producer_closes_again_counts_once() -> None:
 
 
 def test_who_only_puts_need_not_close() -> None:
-    """As where many put and their driver closes when all are done."""
+    """With many producers, the driver closes the queue when all are done."""
 
     async def scenario() -> None:
         host = QueueHost(9, 1, redeliver=False)
@@ -278,7 +278,7 @@ def test_the_queue_waits_for_all_that_registered() -> None:
         assert "1 of 1 producers have closed; still open: producer 'b'" in (
             waiting.detail
         )
-        # One that comes back under its name is the same.
+        # A client that returns under its name is the same one.
         await host.register("b2", "b")
         assert await host.put("b2", [1], 0) == (1, False)
         await host.close("b2")
@@ -308,7 +308,7 @@ def test_a_registered_producer_is_named_when_it_dies() -> None:
 
 
 def test_a_consumer_that_was_started_again_as_the_same_actor_gives_back() -> None:
-    """Ray starts an actor again under its id, so that pings are answered."""
+    """Ray restarts an actor under the same id, so that pings are answered."""
 
     async def scenario() -> None:
         host = QueueHost(9, 1, redeliver=True)
@@ -438,7 +438,7 @@ def test_an_item_for_a_consumer_that_died_waiting_is_not_lost(
     consumer = actor(sample.Consumer)
     pid = ray.get(consumer.pid.remote(), timeout=WAIT_S)
     call = consumer.wait_for_one.remote(queue)
-    ready, _ = ray.wait([call], timeout=1.5)  # it is waiting by then, or soon after
+    ready, _ = ray.wait([call], timeout=1.5)  # by then, or soon after, it is waiting
     assert not ready
     os.kill(pid, signal.SIGKILL)
     queue.put("item")
@@ -504,7 +504,7 @@ def test_a_worker_that_is_started_again_is_the_same_producer(loaders: Any) -> No
     put(loaders, queue, 1, close=False)
     pid = loaders.worker_pids[1]
     os.kill(pid, signal.SIGKILL)
-    # The other one puts and closes; nothing ends with the dead one.
+    # The other one puts and closes; nothing ends because of the dead one.
     put(loaders, queue, 0)
     assert sorted(queue.get_many(9)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     put(loaders, queue, 1)

@@ -58,7 +58,7 @@ def test_wrong_addresses(text):
 
 @contextlib.contextmanager
 def server(answer):
-    """Something that listens: `answer` gets each connection, in a thread."""
+    """A listening socket: `answer` gets each connection in a thread."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         links = []
 
@@ -67,8 +67,8 @@ def server(answer):
                 while True:
                     link, _ = listener.accept()
                     links.append(link)
-                    # The first connection only looks whether somebody listens: it may
-                    # be closed, or reset, before it is answered.
+                    # The first connection only probes the port: it may be closed or
+                    # reset before it is answered.
                     with contextlib.suppress(OSError):
                         answer(link)
 
@@ -121,8 +121,8 @@ def test_an_address_that_swallows_everything_is_given_up_soon(monkeypatch):
 
 
 def test_a_head_that_never_answers_ends_in_a_deadline(monkeypatch):
-    """It greets as gRPC does, and then is stopped."""
-    # Nobody knows then whether it asks for a token: one is presented from now on.
+    """It sends a gRPC greeting and is then stopped."""
+    # Whether it asks for a token is then unknown: one is presented from now on.
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
     done = threading.Event()
@@ -180,7 +180,7 @@ def test_a_token_file_without_a_token(monkeypatch, tmp_path, content):
 
 @contextlib.contextmanager
 def held_cluster(*arguments, **variables):
-    """A cluster of one node; gives its address and the folder of its sessions."""
+    """A one-node cluster; yields its address and its session folder."""
     with ray_folder() as folder:
         process = subprocess.Popen(
             [sys.executable, str(SCRIPTS / "hold_cluster.py"), *arguments],
@@ -246,7 +246,7 @@ def test_joining_under_tls(encrypted, certificates):
 
 
 def refused(cluster, *options, **variables):
-    """What is said where the time for an answer is longer than the test's own."""
+    """Return the message where the deadline for an answer exceeds the test's own."""
     found = join(cluster, "deadline=3600", *options, **variables)
     assert found["error"] == "SecurityError"
     assert "`ray get-auth-token` on the head prints it" in found["message"]
@@ -291,7 +291,7 @@ def test_a_missing_token_is_explained(plain, tmp_path, mode):
 
 @pytest.mark.slow
 def test_a_head_that_does_not_say_gets_no_process_without_a_token(tmp_path):
-    """Ray would end the process, once it asks."""
+    """Ray would end the process as soon as it asks."""
     settings = b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
     def answer(link):
@@ -310,7 +310,7 @@ def test_a_head_that_does_not_say_gets_no_process_without_a_token(tmp_path):
 
 @pytest.mark.slow
 def test_a_token_is_presented_only_to_a_cluster_that_asks_for_one(without_tokens):
-    # As where an earlier cluster has left a token in the user's home folder.
+    # As if an earlier cluster had left a token in the user's home folder.
     assert join(without_tokens, RAY_AUTH_TOKEN="a" * 32)["answer"] == 42
     assert join(without_tokens, RAY_AUTH_MODE="disabled")["answer"] == 42
 

@@ -86,7 +86,7 @@ def test_values_of_the_environment(monkeypatch):
     assert "correct horse" in secret_values()
     assert hide_values("a correct horse about") == "a *** about"
     assert hide_values("one two", ["one"]) == "*** two"
-    # A secret that contains another is hidden as a whole.
+    # A secret that contains another is redacted as a whole.
     monkeypatch.setenv("LONG_TOKEN", "correct horse battery")
     assert hide_values("a correct horse battery") == "a ***"
 

@@ -23,7 +23,7 @@ def registry() -> Registry[object]:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package on the path with entry points, as pip would install it."""
+    """A package on the path with entry points, as installed by pip."""
     (tmp_path / "paintbox.py").write_text("class Red: pass\n")
     (tmp_path / "needs_more.py").write_text("import not_there_at_all\n")
     info = tmp_path / "paintbox-1.0.dist-info"
@@ -203,7 +203,7 @@ def test_what_packages_declare_is_not_sent(
 ) -> None:
     registry.get("red")
     assert registry.registrations() == ()
-    # One of the program that takes the name of a package's is.
+    # A program's own class that takes a package's name is sent.
     registry.register("red", replace=True)(type("Red", (), {"shade": lambda self: 1}))
     assert [each.name for each in registry.registrations()] == ["red"]
 

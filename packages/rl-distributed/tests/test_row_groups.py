@@ -1,4 +1,4 @@
-"""Rows that stay together: in one shard, in one micro-batch, in order."""
+"""Rows kept together: in one shard, in one micro-batch, in order."""
 
 from __future__ import annotations
 

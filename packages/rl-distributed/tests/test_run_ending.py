@@ -1,4 +1,4 @@
-"""How a run stands, as its folder says it."""
+"""A run's state according to its folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rl_distributed.runs.folder import begin_run, own_run_folder
 
 
 class Stopped(KeyboardInterrupt):
-    """An interruption, as trainers raise it."""
+    """An interruption as raised by trainers."""
 
 
 def end_by(folder: Path, error: BaseException) -> None:
@@ -45,7 +45,7 @@ def test_an_ending_keeps_the_first_line_of_each_note(
     assert found is not None
     assert found.notes[0] == "in step 5: training"
     assert "s3cret" not in found.notes[1]
-    # Notes of earlier versions have none.
+    # Files of earlier versions have none.
     old = {"state": "failed", "reason": "E: bad", "time": ""}
     (tmp_path / "run" / ENDED).write_text(json.dumps(old))
     found = read_ending(tmp_path / "run")
@@ -95,7 +95,7 @@ def test_a_signal_interrupts(said: str, tmp_path: Path) -> None:
     assert run_state(tmp_path) == "interrupted"
     ending = read_ending(tmp_path)
     assert ending is not None
-    # The message says that it was interrupted; the class would say so once more.
+    # The message says that it was interrupted; the class would repeat that.
     assert ending.reason == (said or "Stopped")
 
 
@@ -136,7 +136,7 @@ def test_a_run_that_is_held_is_paused(tmp_path: Path, place: str) -> None:
     stage = tmp_path / place
     stage.mkdir(parents=True, exist_ok=True)
     note_pause(stage, "alice")
-    # A process that was killed has left it.
+    # A killed process has left it.
     assert run_state(tmp_path) == "interrupted"
     with begin_run(tmp_path):
         assert run_state(tmp_path) == "paused"

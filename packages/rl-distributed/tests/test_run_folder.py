@@ -1,4 +1,4 @@
-"""When a run may begin in a folder, what is removed, and what never is."""
+"""When a run may start in a folder, what is removed, and what never is."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_checkpoints_elsewhere_are_progress_too(tmp_path: Path) -> None:
     config = {"checkpointing": {"checkpoint_dir": str(elsewhere)}}
     with begin_run(folder, config=config):
         assert not has_progress(folder)
-    # It blocks nothing before there is a checkpoint.
+    # It blocks nothing until a checkpoint exists.
     with begin_run(folder, config=config):
         (elsewhere / "tmp_step_8").mkdir()
         (elsewhere / "step_7").mkdir()
@@ -212,7 +212,7 @@ def test_checkpoints_elsewhere_are_progress_too(tmp_path: Path) -> None:
     assert has_progress(folder)
     with pytest.raises(ConfigError, match="newest checkpoint: step 7"):
         begin_run(folder, config=config)
-    # Without the key as well: the run that lies there had it.
+    # Even without the key: the existing run had it.
     with pytest.raises(ConfigError, match="newest checkpoint: step 7"):
         begin_run(folder)
     with begin_run(folder, overwrite=True):
@@ -229,7 +229,7 @@ def test_a_new_run_keeps_off_the_checkpoints_of_another_folder(
     begin_run(tmp_path / "failed", config=config).release()
     with begin_run(tmp_path / "first", config=config):
         (kept / "step_3").mkdir()
-    # What another run has taken over since is no longer of the one that failed.
+    # A folder taken over by another run no longer belongs to the failed one.
     assert not has_progress(tmp_path / "failed")
     for name in ("failed", "second"):
         with pytest.raises(ConfigError) as caught:

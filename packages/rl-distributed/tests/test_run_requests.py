@@ -22,7 +22,7 @@ DEADLINE_S = 60.0
 
 
 class Sender(threading.Thread):
-    """Sends one request and keeps what came of it."""
+    """Sends one request and keeps its result."""
 
     def __init__(self, folder, body, by=None, deadline_s=DEADLINE_S):
         super().__init__(daemon=True)
@@ -251,7 +251,7 @@ except ConfigError as error:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 @pytest.mark.parametrize("mode", [0o700, 0o755])
 def test_of_another_user(mode):
-    # In no folder of pytest's: those are closed to others.
+    # Not in a pytest folder: those are closed to other users.
     with tempfile.TemporaryDirectory() as run, RunRequests(Path(run)) as requests:
         Path(run).chmod(mode)
         command = [sys.executable, "-c", ASKER, run]

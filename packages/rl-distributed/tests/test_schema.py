@@ -1,4 +1,4 @@
-"""Columns that a batch must have, declared in a `TypedDict`."""
+"""Required columns of a batch, declared in a `TypedDict`."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_files_that_are_none_are_named(files, tmp_path):
 
 
 def signed(folder, monkeypatch, *, uses):
-    """Certificates with another extended key usage."""
+    """Return certificates with another extended key usage."""
     monkeypatch.setattr(certificates, "_USES", uses)
     made = create_certificates(folder)
     monkeypatch.undo()
@@ -242,7 +242,7 @@ def test_a_failed_attempt_leaves_tls_as_it_was(monkeypatch, files):
     with pytest.raises(UserError, match="nothing answers"):
         init_ray(address="127.0.0.1:1", tls=files, deadline_s=5)
     assert {k: v for k, v in os.environ.items() if "TLS" in k} == before
-    # Once to switch it on, once to switch it off.
+    # Once to enable it, once to disable it.
     assert refreshed[-2:] == [1, 1]
 
 
@@ -261,7 +261,7 @@ def test_authentication_that_is_off_is_told(monkeypatch, caplog):
 
 @pytest.fixture
 def open_mode(monkeypatch):
-    """No mode is set, and there is a token; nothing reaches Ray."""
+    """Set no mode, but provide a token; nothing reaches Ray."""
     monkeypatch.setenv("RAY_AUTH_MODE", "")
     monkeypatch.delenv("RAY_AUTH_MODE")
     monkeypatch.setattr(security, "refresh_ray_variables", lambda: None)
@@ -299,7 +299,7 @@ def test_the_mode_of_a_cluster_is_not_that_of_the_next(monkeypatch):
         os.environ["RAY_AUTH_MODE"] = "token"
     forget_adopted_mode()
     assert "RAY_AUTH_MODE" not in os.environ
-    # What the user has set stays.
+    # The user's settings are kept.
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     with variables_undone_on_failure():
         pass
@@ -340,7 +340,7 @@ def test_tls_by_one_option(tmp_path):
     assert found["answer"] == 42
     assert found["token"] == "token"
     assert not found["plain"], "the head answers without TLS"
-    # The key is gone with the program.
+    # The key is deleted with the program.
     assert list(tmp_path.glob("rl-tls-*")) == []
     assert found["domain"] == "rack-1"
     entries = [json.loads(line) for line in log.read_text().splitlines()]
@@ -364,7 +364,7 @@ PICKLE = (
 
 
 def test_nothing_reads_pickle_from_a_file():
-    """Bytes that Ray hands from process to process are another thing than files."""
+    """Only bytes that Ray passes between processes are unpickled, never files."""
     source = Path(rl_distributed.__file__).parent
     found = []
     for path in sorted(source.rglob("*.py")):
@@ -377,7 +377,7 @@ def test_nothing_reads_pickle_from_a_file():
 
 
 def test_a_script_is_needed_for_no_import():
-    """`security` is imported without `cryptography`."""
+    """`security` imports without `cryptography`."""
     code = (
         "import sys; sys.modules['cryptography'] = None; "
         "import rl_distributed.security.ray_access"

@@ -18,7 +18,7 @@ from rl_distributed.errors import ConfigError, SecurityError
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A short folder for temporary files: those of tests are longer than sockets."""
+    """A short temporary folder: those of tests are too long for socket paths."""
     short = Path(f"/tmp/rl-{os.getpid()}")
     tmp_path.mkdir(exist_ok=True)
     short.symlink_to(tmp_path)

@@ -1,4 +1,4 @@
-"""Session folders of Ray: whose they are, and when they are removed."""
+"""Ray's session folders: who owns them, and when they are removed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ sys.stdin.read()
 
 
 class Owner:
-    """A program that has begun sessions, until it is told to end."""
+    """A program that has started sessions, and runs until told to exit."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self._process = subprocess.Popen(
@@ -119,7 +119,7 @@ def test_one_that_failed_to_start_is_owned_too(tmp_path: Path) -> None:
         start()
     assert prune_sessions(tmp_path, num_kept=0) == []
     release_sessions()
-    # The earlier one may be that of another container, with the same number.
+    # The earlier one may be from another container with the same number.
     assert prune_sessions(tmp_path, num_kept=0) == [session]
     assert earlier.is_dir()
 

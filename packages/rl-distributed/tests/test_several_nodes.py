@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def found():
-    """What a program found on a cluster of three simulated nodes."""
+    """Findings of a program on a cluster of three simulated nodes."""
     return run_script("several_nodes.py")
 
 
@@ -39,11 +39,11 @@ def test_bundles_with_a_resource_lie_where_it_is(found):
 
 def test_unified_placement_by_every_strategy(found):
     nodes = {name: len(set(found["unified"][name])) for name in found["unified"]}
-    # SPREAD only prefers: what the last cluster held may not be given back yet.
+    # SPREAD only prefers: resources of the last cluster may not be released yet.
     assert nodes.pop("SPREAD") > 1
     assert nodes == {"PACK": 3, "STRICT_PACK": 1, "STRICT_SPREAD": 3}
     for order in found["unified"].values():
-        # Bundles of a node come one after the other.
+        # Bundles of a node are consecutive.
         changes = sum(a != b for a, b in itertools.pairwise(order))
         assert changes == len(set(order)) - 1
 
@@ -79,7 +79,7 @@ def test_a_lost_node_counts_no_more(found):
 def test_tied_groups_span_nodes(found):
     assert found["tied_groups"] == 2
     groups = [found["tied_nodes"][:3], found["tied_nodes"][3:]]
-    # Three of two GPUs each: one node gives both, the third is shared.
+    # Three workers with two GPUs each: one node hosts two, the third is shared.
     assert [len(set(group)) for group in groups] == [2, 2]
     assert len(set(found["tied_nodes"])) == 3
     names = ("RANK", "NODE_RANK", "WORLD_SIZE")

@@ -1,4 +1,4 @@
-"""The nearest right name of keys and files."""
+"""The closest correct name for keys and files."""
 
 from pathlib import Path
 
@@ -19,9 +19,9 @@ def test_the_nearest_name_is_suggested() -> None:
         ("rewrd.py", "reward.py"),
         ("run.yml", "run.yaml"),
         ("rowz.jsonl", "rows.jsonl"),
-        # Of two endings, the one that was written.
+        # Of two suffixes, the one that was typed.
         ("row.json", "rows.json"),
-        # An ending alone makes no file near.
+        # A suffix alone makes no file close.
         ("gone.py", None),
         ("gone/reward.py", None),
     ],

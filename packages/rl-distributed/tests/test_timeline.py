@@ -1,4 +1,4 @@
-"""What workers execute, as it reaches the time line of the driver."""
+"""Worker calls as they appear on the driver's time line."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def row_of(record: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def calls_of(record: dict[str, Any], name: str) -> list[tuple[str, float, float]]:
-    """Return method, begin and end of each call, in seconds since the line began."""
+    """Return method, start and end of each call, in seconds since the line began."""
     return [
         (record["methods"][method], start / 1e6, (start + length) / 1e6)
         for method, start, length in row_of(record, name)["calls"]
@@ -85,7 +85,7 @@ class TestRecorder:
         number, seconds = report.summed.pop("short")
         assert "long" in [call.method for call in report.ended]
         assert not report.summed
-        # Older ones are forgotten, so that a worker out of reach does not grow.
+        # Older calls are dropped, so that an unreachable worker's memory does not grow.
         assert number + len(report.ended) == 20_000
         assert seconds >= number
 
@@ -298,7 +298,7 @@ def test_calls_of_two_workers_overlap_and_keep_their_order(group, tmp_path):
     for (_, start, end), *_ in (first[-2:], second[-3:]):
         assert end - start == pytest.approx(0.3, abs=0.25)
         assert 0 <= start < end <= record["seconds"]
-    # At the same time, and each in a process of its own.
+    # At the same time, each in a process of its own.
     assert max(first[-2][1], second[-3][1]) < min(first[-2][2], second[-3][2])
     rows = [row_of(record, f"timed[{rank}]") for rank in range(2)]
     assert [row["pid"] for row in rows] == group.worker_pids
@@ -362,7 +362,7 @@ def test_a_stopped_or_killed_worker_delays_nothing(group, tmp_path, ending):
         done = group.call_workers("add", [1], {"value": 1})
         assert group.get_all_worker_results(done) == [1]
     timeline.close()
-    # One second for reports, of which this one has none.
+    # One second for reports; this worker has none.
     assert time.monotonic() - began_s < 30
     found = read(path)
     assert [record["step"] for record in found] == [0, 1, 2, 3, 4]
@@ -371,6 +371,6 @@ def test_a_stopped_or_killed_worker_delays_nothing(group, tmp_path, ending):
 
 
 def calls_of_any(record, name):
-    """The same where a record may lack the worker."""
+    """Return the same for records that may lack the worker."""
     has_row = any(row["name"] == name for row in record["rows"])
     return calls_of(record, name) if has_row else []

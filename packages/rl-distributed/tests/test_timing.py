@@ -114,7 +114,7 @@ def test_a_save_is_asked_for_once_when_time_is_up() -> None:
 def test_the_reserve_is_one_mean_iteration() -> None:
     clock = Clock()
     checker = TimeoutChecker("00:00:01:00", fit_last_save_time=True, clock=clock)
-    checker.mark_iteration()  # without start_iterations: only begins one
+    checker.mark_iteration()  # without start_iterations: only starts one
     for _ in range(2):
         clock.now += 20
         checker.mark_iteration()

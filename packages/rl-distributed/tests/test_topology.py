@@ -21,7 +21,7 @@ from rl_distributed.errors import ConfigError
 
 @st.composite
 def topologies(draw):
-    """Bundles on made-up nodes: some in domains, some alone, addresses at random."""
+    """Generate bundles on made-up nodes: some in domains, some alone."""
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
     places, bundle = [], 0
     for number, size in enumerate(sizes):
@@ -36,7 +36,7 @@ def topologies(draw):
 
 
 def runs(values):
-    """The values without direct repetitions."""
+    """Return the values without consecutive repetitions."""
     values = list(values)
     return [v for i, v in enumerate(values) if i == 0 or values[i - 1] != v]
 
@@ -96,7 +96,7 @@ def test_groups_must_divide(size):
 
 
 def nodes_of(**domains):
-    """One GPU node for each number of GPUs, in the named domain."""
+    """Return one GPU node per number of GPUs, in the named domain."""
     return [
         NodeCapacity(f"{domain}{i}", "10.0.0.1", 64, gpus, domain)
         for domain, sizes in domains.items()

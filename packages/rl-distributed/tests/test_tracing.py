@@ -33,7 +33,7 @@ def names(trace: dict[str, Any], kind: str) -> dict[Any, str]:
 
 
 def check_nesting(trace: dict[str, Any]) -> None:
-    """Each track is named, and its spans are inside of or behind each other."""
+    """Check that each track is named and its spans are nested or disjoint."""
     tracks: dict[Any, list[tuple[int, int]]] = {}
     for event in complete(trace):
         assert set(event) == {"name", "cat", "pid", "tid", "ts", "dur", "args", "ph"}
@@ -133,7 +133,7 @@ def test_any_spans_become_tracks_that_nest(found: list[Span]) -> None:
     check_nesting(trace)
     moments = [event for event in trace["traceEvents"] if event["ph"] == "i"]
     assert len(complete(trace)) + len(moments) == len(found)
-    # Processes of the same number on two nodes are two, in the order of their ranks.
+    # Processes with the same number on two nodes are distinct, in rank order.
     wanted = {(span.process, span.node, span.pid) for span in found}
     shown = names(trace, "process_name")
     assert len(shown) == len(wanted)
@@ -185,6 +185,6 @@ def test_spans_of_workers_are_merged(ray_cluster: None, tmp_path: Path) -> None:
     talks = [event for event in complete(trace) if event["name"] == "talk"]
     assert len(talks) == 2
     for talk in talks:
-        # One machine has one clock, though it may be set in between: within a minute.
+        # One machine has one clock, though it may be adjusted: within a minute.
         assert abs(talk["ts"] - call["ts"]) < 60e6
         assert talk["dur"] <= call["dur"]

@@ -1,8 +1,8 @@
-"""The sink `trackio`: its calls, and what the package itself keeps where it is there.
+"""The sink `trackio`: its calls, and the package's own records if it is installed.
 
-The lock has no Trackio, whose bound on pillow is older than what the rest is tested
-with. So the calls are checked against its documented functions, and the last test runs
-where somebody has installed it: `pip install trackio`.
+The lock lacks Trackio, whose bound on pillow is older than the version used here. So
+the calls are checked against its documented functions, and the last test runs where it
+is installed: `pip install trackio`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TEXT = "<b>![x](http://a.invalid/p.png)\n| a"
 
 
 class Run:
-    """As `trackio.Run`."""
+    """A stand-in for `trackio.Run`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -68,7 +68,7 @@ class Table:
 
 @pytest.fixture
 def trackio(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Stand for the package, with its documented parameters."""
+    """Replace the package by one with its documented parameters."""
     module: Any = ModuleType("trackio")
     module.runs, module.options = {}, []
 
@@ -87,7 +87,7 @@ def trackio(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     ) -> Run:
         module.options.append(locals())
         sys.stdout.write(f"* Trackio project initialized: {project}\n")
-        # "never" makes another run, with another name where that one is taken.
+        # "never" starts another run, with another name if that one is taken.
         name = name or f"dainty-{len(module.runs)}"
         if resume == "never" and name in module.runs:
             name += "-2"
@@ -129,9 +129,9 @@ def test_every_option_reaches_it_and_nothing_else_is_measured(
     assert settings.items() <= options.items()
     assert options["auto_log_gpu"] is options["auto_log_cpu"] is False
     assert options["embed"] is False
-    # A run of the program's own does not end this one.
+    # The program's own run does not end this one.
     assert trackio.context_vars.current_run.get() is None
-    # A program may read the output of the run.
+    # The program's output may be parsed, so nothing is printed.
     assert capsys.readouterr().out == ""
 
 
@@ -204,7 +204,7 @@ print(json.dumps(SQLiteStorage.get_logs("runs", run)))
 
 
 def in_another_process(folder: Path, code: str, *arguments: Sequence[str] | str) -> str:
-    """Run a program there: Trackio reads its folder when it is imported."""
+    """Run a program in another process: Trackio reads its folder on import."""
     done = subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "TRACKIO_DIR": str(folder)},

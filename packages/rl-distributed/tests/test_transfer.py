@@ -48,7 +48,7 @@ SPAWN = multiprocessing.get_context("spawn")
 
 
 def maker(kind: str, folder: Path) -> Callable[[int], Any]:
-    """What makes links of a kind."""
+    """Return a factory for links of a kind."""
     if kind == "file":
         names = iter(range(100))
         return lambda count: FileLink(str(folder / str(next(names))), count)
@@ -61,7 +61,7 @@ def maker(kind: str, folder: Path) -> Callable[[int], Any]:
 
 @contextmanager
 def process(target: Any, *arguments: Any) -> Iterator[Any]:
-    """A process that is killed in the end."""
+    """A process that is killed at the end."""
     child = SPAWN.Process(target=target, args=arguments, daemon=True)
     child.start()
     try:
@@ -72,7 +72,7 @@ def process(target: Any, *arguments: Any) -> Iterator[Any]:
 
 
 def peer_actor() -> Any:
-    """An actor that finds the sample module."""
+    """An actor that can import the sample module."""
     path = os.pathsep.join(
         [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     )
@@ -81,7 +81,7 @@ def peer_actor() -> Any:
 
 
 class Loopback:
-    """Both ends in one process, with a way to spoil what comes."""
+    """Both ends in one process, with a way to corrupt messages."""
 
     def __init__(self) -> None:
         self.messages: list[Any] = []
@@ -406,7 +406,7 @@ def test_memory_is_used_again_when_no_tensor_of_it_is_left(is_private: bool) -> 
 
         def send(value: float, size: int = 2000) -> torch.Tensor:
             tensors = {"a": torch.full((size,), value)}
-            # The end of a transfer waits until its block is taken.
+            # The end of a transfer waits until its block is received.
             thread = threading.Thread(
                 target=send_tensors, args=(sender, tensors), daemon=True
             )
@@ -427,7 +427,7 @@ def test_memory_is_used_again_when_no_tensor_of_it_is_left(is_private: bool) -> 
         kept.clear()
         send(6.0)
         for value in range(6):
-            send(value, 3000)  # there is too little room for it in the others
+            send(value, 3000)  # it does not fit into the others
         assert part.eq(0).all()
         assert len(blocks_in(link)) <= 6
         receiver = link.receiver()
@@ -605,7 +605,7 @@ def test_a_link_that_is_not_complete_ends_in_time() -> None:
 def test_handles_of_gpu_memory_keep_the_contract(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Everything but CUDA itself: handles, acknowledgements, one block used again."""
+    """Everything but CUDA itself: handles, acknowledgements, one reused block."""
     blocks: dict[bytes, torch.Tensor] = {}
 
     class Gpu:
@@ -685,7 +685,7 @@ def test_messages_are_made_when_they_are_asked_for() -> None:
 
     messages = tensor_messages(tensors(), buffer, label="v", bucket_bytes=100)
     header, block = next(messages)
-    # Of two tensors of 64 bytes with padding only one fits.
+    # Only one of two 64-byte tensors fits with padding.
     assert [entry.name for entry in header.entries] == ["0"]
     assert asked == [0, 1]
     assert block is not None

@@ -1,4 +1,4 @@
-"""Several senders of one transfer: their blocks arrive in one order, as one stream."""
+"""Several senders in one transfer: their blocks arrive in order, as one stream."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ LABEL = "version 3"
 
 @pytest.fixture
 def links() -> Iterator[LinkSet]:
-    """Links of three senders that nothing has to be taken from while they send."""
+    """Return links of three senders that need no reading while they send."""
     made = tuple(SharedMemoryLink.create(max_blocks=9) for _ in range(3))
     with closing(LinkSet(made, (4, 5, 7))) as links:
         yield links
 
 
 def send(links: LinkSet, place: int, *, label: str = LABEL, drop: bool = False) -> None:
-    """Send the tensors whose turn it is, one per block."""
+    """Send the tensors of its turns, one per block."""
     end = links.sender(links.senders[place])
     packer = BlockPacker(end.buffer, label=label)
 

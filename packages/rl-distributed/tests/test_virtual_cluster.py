@@ -76,7 +76,7 @@ def test_init_ray_wants_a_deadline(arguments):
 def test_ray_listens_on_loopback_only(ray_cluster):
     addresses = set()
     for process in psutil.Process().children(recursive=True):
-        # A worker that nobody uses may end meanwhile.
+        # An unused worker may exit meanwhile.
         with contextlib.suppress(psutil.NoSuchProcess):
             addresses |= {
                 connection.laddr.ip

@@ -1,4 +1,4 @@
-"""rl-distributed where torch is not installed, and where it is and nobody uses it."""
+"""rl-distributed where torch is not installed, and where it is but unused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every form of dispatch on a grid of workers, which are plain objects here."""
+"""Every form of dispatch on a grid of workers, here plain objects."""
 
 from __future__ import annotations
 

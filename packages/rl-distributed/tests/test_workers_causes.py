@@ -1,4 +1,4 @@
-"""What a driver learns of how a worker failed: its exception, or its end."""
+"""What a driver learns about a worker's failure: its exception, or its exit."""
 
 from __future__ import annotations
 
@@ -66,11 +66,11 @@ def test_the_exception_of_a_method_is_the_cause(group, method):
     assert type(cause) is sample.MissingPartError
     assert isinstance(cause, KeyError)
     assert (cause.part, cause.args) == ("wheel", ("wheel", ["axle"]))
-    # Both are shown where it is not caught, the worker's traceback among it.
+    # Both appear if it is not caught, including the worker's traceback.
     shown = "".join(traceback.format_exception(error))
     assert "direct cause of the following exception" in shown
     assert "in missing" in shown
-    # It is there as well after one more process.
+    # It survives one more process boundary.
     again = pickle.loads(pickle.dumps(error))
     assert type(again.__cause__) is sample.MissingPartError
     assert again.failure == error.failure

@@ -49,7 +49,7 @@ def group(cluster):
 
 @pytest.fixture
 def brittle(cluster):
-    """A group of its own for a test that breaks it."""
+    """A separate group for a test that breaks it."""
     with RayWorkerGroup(
         cluster, RayWorkerBuilder(SAMPLE), name_prefix="brittle"
     ) as group:
@@ -57,7 +57,7 @@ def brittle(cluster):
 
 
 def is_alive(pid):
-    """Whether a process runs; a zombie has ended, its parent is only slow."""
+    """Return whether a process runs; a zombie has exited, its parent is only slow."""
     try:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -88,7 +88,7 @@ def test_wrong_class_starts_nothing():
         def __init__(self, model_name):
             self.model_name = model_name
 
-    cluster = RayVirtualCluster([1])  # would start Ray if it were asked for a place
+    cluster = RayVirtualCluster([1])  # would start Ray if asked for a placement
     with pytest.raises(
         ConfigError, match=r"worker_class must be .* an object of NeedsModel; give its"
     ):
@@ -157,7 +157,7 @@ def test_all_workers_multiple_data(group):
         )
 
 
-# Every name that a call of a group has itself.
+# Every name that a group call reserves for itself.
 TAKEN = {
     "method_name": "a",
     "worker_idx": 1,
@@ -175,7 +175,7 @@ TAKEN = {
 
 @pytest.mark.parametrize("value", ["plain", "reference"])
 def test_arguments_may_have_names_that_calls_have_themselves(group, value):
-    # A reference among them takes another way.
+    # A reference among them is passed differently.
     more = {"x": ray.put(1) if value == "reference" else 1}
     common, expected = {**TAKEN, **more}, {**TAKEN, "x": 1}
     one = group.run_single_worker_single_data("echo", 1, common_kwargs=common)
@@ -362,7 +362,7 @@ def test_deadline_names_who_is_late(brittle):
             ],
             deadline_s=0.2,
         )
-    # Also where it has passed before anybody has waited.
+    # Also when it has passed before any wait began.
     calls = brittle.run_all_workers_single_data("wait")
     with pytest.raises(DeadlineExceededError, match=r"worker 0 of group 'brittle'"):
         results(brittle, calls, deadline_s=1e-9)
@@ -397,7 +397,7 @@ def test_shutdown_leaves_no_process(cluster, tmp_path):
     group = RayWorkerGroup(
         cluster, RayWorkerBuilder(SAMPLE), name_prefix="short", env_vars=variables
     )
-    # What the caller passed stays as it was.
+    # The caller's arguments are unchanged.
     assert variables == {"CLEAN_UP_FILE": str(file)}
     children = results(group, group.run_all_workers_single_data("spawn_child"))
     pids = group.worker_pids + children
@@ -421,7 +421,7 @@ def test_workers_that_are_gone_are_not_cleaned_up(cluster, tmp_path, on_purpose)
         deadline = time.monotonic() + 120
         while group.health()[1].failure is None and time.monotonic() < deadline:
             time.sleep(0.05)
-    # Those that are up come to the end of theirs, which is a success if none failed.
+    # Live workers complete theirs, which is a success if none failed.
     assert group.shutdown(cleanup_method="write_on_clean_up") == on_purpose
     assert [path.name for path in tmp_path.iterdir()] == ["clean.0"]
 
@@ -477,7 +477,7 @@ def test_constructor_that_never_ends(cluster):
             )
         if "its constructor" in str(caught.value):
             return
-    # On a busy machine a process may need long until it is there at all.
+    # On a busy machine a process may take long to exist at all.
     raise AssertionError(str(caught.value))
 
 

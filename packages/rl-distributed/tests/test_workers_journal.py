@@ -30,7 +30,7 @@ def test_settings_are_there_without_secrets_and_data(
     assert '"lr": 0.5' in said.text
     assert '"rows": "<object>"' in said.text
     assert "hush" not in said.text
-    assert "numpy " in said.text  # versions of what the process has loaded
+    assert "numpy " in said.text  # versions of modules that the process has loaded
 
 
 def test_long_settings_are_cut(said: pytest.LogCaptureFixture) -> None:

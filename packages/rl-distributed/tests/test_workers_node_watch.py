@@ -15,12 +15,12 @@ from rl_distributed.workers import FailFast
 from rl_distributed.workers.node_watch import NodeWatch
 
 DEADLINE_S = 60.0
-# Passes where something must not happen.
+# Time within which something must not happen.
 QUIET_S = 1.5
 
 
 class Server:
-    """Stands for the Ray process of a node."""
+    """Stands in for the Ray process of a node."""
 
     def __init__(self) -> None:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=0)
@@ -41,7 +41,7 @@ def server() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def watching(limit_s: float, **nodes: tuple[str, int]) -> Iterator[queue.Queue]:
-    """Gives what the watch tells, as (node, cause)."""
+    """Yields the watch's notifications as (node, cause)."""
     told: queue.Queue[tuple[str, str]] = queue.Queue()
     watch = NodeWatch("test", limit_s, lambda node, cause: told.put((node, cause)))
     told.watch = watch  # type: ignore[attr-defined]
@@ -81,7 +81,7 @@ def test_a_node_that_answers_nothing_any_more_is_lost_at_the_limit(
 ) -> None:
     with watching(2.0, far=server.place) as told, contextlib.ExitStack() as stack:
         link = server.accept()
-        # With nobody to accept them, further connections get no answer at all.
+        # With no one accepting them, further connections get no answer at all.
         for _ in range(2):
             other = stack.enter_context(socket.socket())
             other.setblocking(False)
@@ -136,7 +136,7 @@ def test_a_group_outlives_the_loss_of_a_node() -> None:
     kind, message, failed = found["first"]
     assert (kind, failed) == ("WorkerDiedError", rank)
     assert f"worker {rank} of group 'far'" in message
-    # On a slow machine Ray itself may notice first, in words of its own.
+    # On a slow machine Ray itself may notice first, with its own message.
     assert "node lost: " in message
     assert found["dead"] == "dead"
     assert found["old_is_gone"]
@@ -145,7 +145,7 @@ def test_a_group_outlives_the_loss_of_a_node() -> None:
         assert f"cannot start worker(s) [{rank}] again: no node had room" in message
         assert "within 2 s (resources_deadline_s); add a node" in message
         assert "node lost: nothing of Ray is left" in message
-    # The one restart that may be was not spent by waiting.
+    # Waiting did not use up the one allowed restart.
     assert found["with_room"] == ["ok", found["pids"]]
     assert found["restarts"] == [int(rank == 0), int(rank == 1)]
     assert found["new_nodes"] == 1

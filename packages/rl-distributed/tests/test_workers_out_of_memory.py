@@ -11,7 +11,7 @@ from rl_distributed.failures.out_of_memory import read_memory_report
 from rl_distributed.workers import failures
 from rl_distributed.workers.failures import WorkerPlace, translate_failure
 
-# What Ray 2.60 was seen to say, shortened.
+# Messages of Ray 2.60, shortened.
 TEXT = """\
 2 worker(s) were killed due to the node running low on memory. Memory on the node (IP: \
 10.0.0.1, ID: 6814ee) was 4.00GB used / 23.54GB limit (0.169991)

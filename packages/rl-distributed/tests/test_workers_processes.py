@@ -1,4 +1,4 @@
-"""What the system says about processes, without Ray."""
+"""Process information from the operating system, without Ray."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def wait_for(condition):
 def test_who_computes_is_told_from_who_waits(code, at_work, monkeypatch):
     monkeypatch.setattr(processes, "_LOOK_S", 0.005)
     with process(code) as worker:
-        # A process that has just begun has work until it waits.
+        # A newly started process has work until it waits.
         wait_for(lambda: is_at_work(worker) is at_work)
         assert not is_stopped(worker)
         os.kill(worker.process.pid, signal.SIGSTOP)

@@ -50,7 +50,7 @@ def call(group, method, **arguments):
 
 @pytest.mark.parametrize("where", ["group", "builder"])
 def test_worker_has_the_secret_and_nobody_else(cluster, caplog, where):
-    # Made up at run time, so that it is in no log of another test.
+    # Generated at run time, so that it is in no other test's log.
     secret = os.urandom(12).hex()
     variables = {"SERVICE_API_KEY": secret, "PLAIN": "seen"}
     with make_group(cluster, where, variables) as group:
@@ -71,7 +71,7 @@ def test_worker_has_the_secret_and_nobody_else(cluster, caplog, where):
 
 
 def logs_with(text):
-    """The files in the folder of the Ray session that hold a text."""
+    """Return the files in the Ray session folder that contain a text."""
     session = ray._private.worker._global_node.get_session_dir_path()
     command = ["grep", "-rlI", text, os.path.join(session, "logs")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)

@@ -143,7 +143,7 @@ def test_death_in_a_stream_loses_and_doubles_nothing(counters):
     sizes = [sum(item.rank == rank for item in seen) for rank in (0, 1)]
     (note,) = caught.value.__notes__
     assert note.endswith(f"worker 0: {sizes[0]}, worker 1: {sizes[1]}")
-    # The policy has brought the worker back before the error came.
+    # The policy has restored the worker before the error arrived.
     assert [worker.state for worker in counters.health()] == ["idle", "idle"]
 
 
@@ -161,7 +161,7 @@ def test_queued_call_is_dropped(counters, tmp_path):
     queued = counters.future_of(
         counters.run_all_workers_single_data("write", path=str(tmp_path / "no"))
     )
-    # The worker is busy with another call, so it is not ended for this one.
+    # The worker is busy with another call, so it is not killed for this one.
     assert queued.cancel(grace_s=0.2)
     path.touch()
     assert counters.get_all_worker_results(running) == ["done", "done"]

@@ -42,7 +42,7 @@ def cluster(ray_cluster):
 
 @pytest.fixture
 def make(cluster):
-    """Groups that are ended, with a check that none of their processes is left."""
+    """Create groups; shut them down and check that no process of theirs remains."""
     made, pids = [], set()
 
     def new(policy, worker_class=COUNTER, **options):
@@ -111,7 +111,7 @@ def test_death_of_any_worker_ends_the_wait_for_another(make):
     assert failure.log_path.startswith("/")
     wait_for(lambda: [w.state for w in group.health()] == ["busy", "dead"])
     assert group.health()[1].failure.cause == failure.cause
-    # The one that is left is not ended, and can be asked; the other cannot.
+    # The remaining one is not killed and can be called; the other cannot.
     with pytest.raises(WorkerDiedError, match=f"pid {pid}"):
         group.run_all_workers_single_data("pid")
     group.run_single_worker_single_data("pid", 0)
@@ -238,7 +238,7 @@ def test_one_that_raises_does_not_leave_the_others_waiting(make):
         call(group, "total_unless", value=1, failing_rank=1)
     assert bad.value.failure.rank == 1
     assert "in total_unless" in bad.value.failure.traceback
-    # Both are new: no member of the old process group is of use.
+    # Both are new: no member of the old process group is reusable.
     assert not set(pids) & set(group.worker_pids)
     assert call(group, "total", value=2) == [4.0, 4.0]
 

@@ -1,4 +1,4 @@
-"""A group whose threads outnumber the cores of a node is told so, once."""
+"""A group whose threads outnumber a node's cores is warned once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_distributed.workers.thread_count import crowding, usable_cores
         ([("a", 2), ("a", 2)], 1),
         ([("a", 8)] * 4, 2),
         ([("a", 2), ("b", 2)], 2),
-        # One worker alone: its threads get in the way of no other worker.
+        # A single worker: its threads disturb no other worker.
         ([("a", 2)], 4),
         ([], 4),
     ],
@@ -50,7 +50,7 @@ def test_a_group_knows_the_cores_of_its_nodes(ray_cluster, caplog):
         with caplog.at_level("WARNING"):
             group.warn_of_crowding(None, "num_threads")
             group.warn_of_crowding(max(1, cores // 2), "num_threads")
-        expected = cores < 2  # not even a core for each of the two workers
+        expected = cores < 2  # not even one core per worker
         assert bool(caplog.records) == expected
         caplog.clear()
         with caplog.at_level("WARNING"):

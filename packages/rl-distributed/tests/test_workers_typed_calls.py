@@ -1,4 +1,4 @@
-"""Calls as calls: `group.all.run(...)`, `group[0].run(...)`, and what mypy knows."""
+"""Typed calls: `group.all.run(...)`, `group[0].run(...)`, and what mypy infers."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def watching(limit_s=None):
 
 
 def told(events):
-    """What was told but of silence, which a process without a turn keeps as well."""
+    """Return what was told except silence, which a starved process keeps as well."""
     found = [events.get() for _ in range(events.qsize())]
     return [event for event in found if event.kind != "quiet"]
 
@@ -196,7 +196,7 @@ def test_silence_is_told_of_early_and_once():
             event = events.get(timeout=60)
             assert (event.kind, event.who) == ("quiet", ((3, 0),))
             assert "no sign of life for" in event.detail
-            assert watch.ask([3], 0.2) == {}  # looks again, and has nothing to tell
+            assert watch.ask([3], 0.2) == {}  # looks again, and has nothing to report
             assert events.empty()
         finally:
             os.kill(process.pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Starts a local cluster, prints its address, and holds it until its input ends.
+"""Start a local cluster, print its address, and hold it until standard input closes.
 
 Arguments: a folder with certificates for TLS, or nothing.
 """

@@ -1,4 +1,4 @@
-"""Own a folder until standard input ends; ways of being elsewhere by the arguments.
+"""Own a folder until standard input closes; arguments simulate other machines.
 
 Arguments: the folder, seconds of the lease, and any of `far` (another machine),
 `local_locks` (the file system keeps locks to one machine), `no_locks` (it has none) and
@@ -26,7 +26,7 @@ def no_locks(descriptor: int, operation: int) -> None:
 
 
 def say(line: str) -> None:
-    # One write, so that lines of two processes do not mix.
+    # One write, so that lines of two processes do not interleave.
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 

@@ -1,4 +1,4 @@
-"""Tries to join a cluster and prints how that went.
+"""Try to join a cluster and print the outcome.
 
 Arguments: the address; then `tls=FOLDER`, `ray=VERSION` or `deadline=SECONDS`.
 """

@@ -1,4 +1,4 @@
-"""A process of Ray itself is killed. Prints what a group of workers does then.
+"""Kill a process of Ray itself; print what a worker group does then.
 
 Arguments: `gcs_server` or `raylet`; then the address of a cluster to join, and the pid
 of its process, where that is not a cluster of this program. `uncaught`: end with the
@@ -83,7 +83,7 @@ def main() -> None:
             )
             references = group.run_all_workers_single_data("wait")
         found["error"] = error_of(group.get_all_worker_results, references)
-        # Without its node process it may have ended before.
+        # Without its node process it may have exited earlier.
         with contextlib.suppress(ProcessLookupError):
             os.kill(group.worker_pids[0], signal.SIGKILL)
         found["restart"] = error_of(call, group)

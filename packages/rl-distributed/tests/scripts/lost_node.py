@@ -1,4 +1,4 @@
-"""A node is lost, and another comes. Prints what a group with a worker there does."""
+"""A node is lost and another joins. Prints what a group with a worker there does."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from rl_distributed import (
 from rl_distributed.errors import WorkerError
 
 NODE = {"num_cpus": 1, "include_dashboard": False}
-# Ray gives up a node sooner, so that its bundle is moved sooner.
+# Make Ray give up a node sooner, so that its bundle moves sooner.
 QUICK = {
     "health_check_initial_delay_ms": 1_000,
     "health_check_period_ms": 1_000,
@@ -63,7 +63,7 @@ def lose(group, nodes, found) -> None:
     found["rank"] = seat.rank
     found["first"] = outcome(group, [waiting])
     found["dead"] = [worker.state for worker in group.health()][seat.rank]
-    # Its process is on this machine by chance: it hears that it was given up.
+    # Its process happens to be on this machine: it learns that it was given up.
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.wait_procs([psutil.Process(pid)], DEADLINE_S)
     found["old_is_gone"] = not psutil.pid_exists(pid)

@@ -1,6 +1,6 @@
-"""What rl-distributed does with columns of numbers, with torch and without.
+"""Check how rl-distributed handles numeric columns, with torch and without.
 
-`test_without_torch.py` refuses torch to it, and `tools/wheels.py` runs it with what the
+`test_without_torch.py` blocks torch for it, and `tools/wheels.py` runs it with what the
 wheel installs, with the extra `torch` and without.
 """
 
@@ -25,7 +25,7 @@ from rl_distributed.extras import installed_torch
 from rl_distributed.queues import BoundedQueue
 from rl_distributed.testing import check_transfer
 
-# Workers find their class here by the module's name.
+# Workers find their class here by module name.
 sys.path.append(str(Path(__file__).parent))
 LENGTHS = [3, 1, 4, 1, 5, 2, 2, 3]
 DEADLINE_S = 120.0
@@ -33,7 +33,7 @@ HAS_TORCH = installed_torch() is not None
 
 
 class Doubler:
-    """A worker: a plain class that looks at numpy columns."""
+    """A worker: a plain class that reads numpy columns."""
 
     def double(self, data):
         assert type(data["values"]) is kind()
@@ -46,7 +46,7 @@ class Doubler:
 
 
 def kind():
-    """What a column of numbers is here."""
+    """Return the type of a numeric column here."""
     torch = installed_torch()
     return np.ndarray if torch is None else torch.Tensor
 
@@ -71,12 +71,12 @@ def same(one, other):
 def check_imports():
     for name in rd.__all__:
         getattr(rd, name)
-    # The wheel is all there is: every module can be imported.
+    # Only the wheel is available: every module must import.
     for found in pkgutil.walk_packages(rd.__path__, "rl_distributed."):
         try:
             __import__(found.name)
         except ModuleNotFoundError as error:
-            # Installed by the extras `http` and `tls`, which are not asked for here.
+            # Installed by the extras `http` and `tls`, which are not requested here.
             if error.name not in ("aiohttp", "cryptography"):
                 raise
 

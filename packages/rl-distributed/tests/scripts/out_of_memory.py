@@ -1,6 +1,6 @@
-"""Ray ends a worker that fills the memory. Prints what its caller is told.
+"""Ray kills a worker that fills the memory. Prints what its caller is told.
 
-Ray's limit lies a little above what the machine uses now, so that little is filled.
+Ray's limit is set just above the current usage, so that little is filled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rl_distributed import (
 )
 from rl_distributed.errors import WorkerDiedError
 
-# Little of the most is filled, unless another suite gives memory back meanwhile.
+# Well below the limit, unless another suite frees memory meanwhile.
 MARGIN_MIB, MOST_MIB = 500, 8_000
 
 

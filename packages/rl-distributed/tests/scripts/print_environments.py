@@ -1,4 +1,4 @@
-"""Prints the environment of every process of a cluster, as the kernel has it.
+"""Print the environment of every process of a cluster, as the kernel reports it.
 
 Arguments: `pass=NAME` for each variable to pass, or the address of a running cluster.
 """
@@ -34,7 +34,7 @@ def kind_of(process: psutil.Process) -> str:
 
 
 def processes_of(session: str) -> list[psutil.Process]:
-    """Those that were started for a session of Ray, and what they have started."""
+    """Return the processes started for a Ray session, and their children."""
     found: dict[int, psutil.Process] = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error):
@@ -63,7 +63,7 @@ def main() -> None:
         (seen,) = group.get_all_worker_results([reference])
         found = []
         for process in processes_of(node.get_session_dir_path()):
-            # Ray ends some of its helpers by itself.
+            # Ray stops some of its helpers on its own.
             with suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 kind, environment = kind_of(process), environment_of(process)
                 found.append({"kind": kind, "environment": environment})

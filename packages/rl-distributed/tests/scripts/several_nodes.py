@@ -1,4 +1,4 @@
-"""Three simulated nodes: placement, order, groups and ports. Prints what was found."""
+"""Three simulated nodes: placement, order, groups and ports. Prints its findings."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from rl_distributed import (
 from rl_distributed.cluster.resources import GroupRequest, ResourceConfig
 from rl_distributed.errors import DistributedError, WorkerError
 
-# The node of the driver is in another domain than the two that lie together.
+# The driver's node is in another domain than the two adjacent ones.
 NODES = [("apart", {}), ("joined", {"probe": 1}), ("joined", {"probe": 1})]
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 
 def refusal(cluster, **how):
-    # A wait for room would end in another error.
+    # A wait for resources would end in another error.
     try:
         cluster.place(**how)
     except DistributedError as error:
@@ -131,14 +131,14 @@ def colocated_in_turn(found):
 
 
 def ends(pid):
-    """Whether a process ends; its node takes notice of that in its own time."""
+    """Return whether a process exits; its node notices in its own time."""
     with contextlib.suppress(psutil.NoSuchProcess):
         psutil.wait_procs([psutil.Process(pid)], timeout=60)
     return not psutil.pid_exists(pid)
 
 
 def far_worker(found):
-    """A worker on another node is stopped, then killed; its process is out of reach."""
+    """Stop a worker on another node, then kill it; its process is out of reach."""
     own = ray.get_runtime_context().get_node_id()
     found["far_failures"] = []
     with (

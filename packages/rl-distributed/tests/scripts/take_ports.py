@@ -1,6 +1,6 @@
-"""Takes ports as one of several programs, and holds them until its input ends.
+"""Take ports as one of several programs, and hold them until standard input closes.
 
-Arguments: folder of the registry, how many rounds, ports in each, first port, end.
+Arguments: registry folder, number of rounds, ports per round, first port, end.
 """
 
 from __future__ import annotations

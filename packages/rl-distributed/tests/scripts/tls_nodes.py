@@ -1,4 +1,4 @@
-"""Two simulated nodes under TLS with a worker on each. Prints what was found."""
+"""Two simulated nodes under TLS with a worker on each. Prints its findings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rl_distributed.security.ray_access import create_certificates, tls_in_use, 
 
 
 def listeners_without_tls(address: ClusterAddress) -> bool:
-    """Whether the head answers a client that does not encrypt."""
+    """Return whether the head answers an unencrypted client."""
     with socket.create_connection((address.host, address.port), 10) as link:
         link.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         try:

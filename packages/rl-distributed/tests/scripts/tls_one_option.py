@@ -1,4 +1,4 @@
-"""A local cluster with `tls=True`, after Ray was imported. Prints what was found."""
+"""A local cluster with `tls=True`, after Ray was imported. Prints its findings."""
 
 from __future__ import annotations
 

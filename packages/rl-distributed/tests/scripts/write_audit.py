@@ -1,4 +1,4 @@
-"""Writes entries to the audit log that `RL_AUDIT_LOG` names. Argument: how many."""
+"""Write entries to the audit log named by `RL_AUDIT_LOG`. Argument: how many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Refuses torch in every process that has this folder on PYTHONPATH."""
+"""Blocks torch in every process that has this folder on PYTHONPATH."""
 
 from __future__ import annotations
 
