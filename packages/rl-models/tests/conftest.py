@@ -25,14 +25,14 @@ VOCABULARY = 29
 
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
-    """One local Ray; as many CPUs as all groups of the tests take together."""
+    """One local Ray with as many CPUs as all groups of the tests need together."""
     with local_ray(4):
         yield
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a Qwen2 of about 20 k parameters, weights tied."""
+    """A folder with a Qwen2 of about 20 k parameters and tied weights."""
     transformers_logging.disable_progress_bar()
     folder = tmp_path_factory.mktemp("tiny") / "model"
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def make_batch() -> Callable[..., Any]:
-    """Builds a batch of rows whose lengths differ; the last third is trained on."""
+    """Build a batch of rows of different lengths; the last third is trained on."""
 
     def make(num_rows: int = 12, width: int = 20, seed: int = 0) -> Any:
         generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ def make_batch() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def nll_loss() -> Any:
-    """Mean negative log-prob of the trained tokens, by the public protocol."""
+    """Return the mean negative log-prob of trained tokens, by the public protocol."""
     from rl_models.types import LossInputType, LossType  # noqa: PLC0415
 
     class NegativeLogprob:  # local, so that it reaches workers by value
@@ -102,7 +102,7 @@ def nll_loss() -> Any:
 
 @pytest.fixture(scope="session")
 def signal_in_generation() -> Callable[..., AbstractContextManager[None]]:
-    """Signals a replica's process, or another one, once the replica generates."""
+    """Signal a replica's process, or another one, once the replica generates."""
 
     @contextmanager
     def signalling(
@@ -113,7 +113,7 @@ def signal_in_generation() -> Callable[..., AbstractContextManager[None]]:
         def run() -> None:
             end = time.monotonic() + 60
             pause = threading.Event()
-            # Fresh signs of life: the last ones may be of the call before.
+            # Fresh signs of life: the last ones may stem from the previous call.
             ask = policy.group.supervisor.watch.ask
             while (beat := ask([rank], 1.0).get(rank)) is None or (
                 beat.method != "generate"
@@ -144,9 +144,9 @@ def vllm_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def vllm_policy(ray_cluster: None, vllm_folder: Path) -> Iterator[Any]:
-    """Two replicas with vLLM, the only ones of the session: an engine starts slowly.
+    """Two vLLM replicas, the only ones of the session, as engines start slowly.
 
-    Their weights and settings are those that the test before has left.
+    Their weights and settings are as the previous test left them.
     """
     from rl_distributed.cluster.virtual_cluster import RayVirtualCluster  # noqa: PLC0415
     from rl_models import PolicyConfig, VllmGeneration  # noqa: PLC0415
@@ -168,7 +168,7 @@ def vllm_policy(ray_cluster: None, vllm_folder: Path) -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def in_replica(vllm_policy: Any) -> Callable[..., Any]:
-    """Runs functions of the worker in the process of a replica.
+    """Run functions of the worker in a replica's process.
 
     A function must be local to its test, so that it reaches the process by value.
     """
@@ -185,7 +185,7 @@ def in_replica(vllm_policy: Any) -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def vllm_engine(in_replica: Callable[..., Any]) -> Callable[..., Any]:
-    """Runs functions of the backend in the process of replica 0; see `in_replica`."""
+    """Run functions of the backend in the process of replica 0; see `in_replica`."""
 
     def run(work: Callable[..., Any], *arguments: Any) -> Any:
         def call(worker: Any, *arguments: Any) -> Any:

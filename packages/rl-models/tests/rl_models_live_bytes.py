@@ -1,4 +1,4 @@
-"""Bytes of tensors that exist at once; in the environments of workers, too."""
+"""Bytes of simultaneously live tensors; also in the environments of workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of tensors that exist beside those that did before."""
+    """Counts the bytes of live tensors, beyond those that existed before."""
 
     def __init__(self, known: list[torch.Tensor]) -> None:
         super().__init__()

@@ -44,7 +44,7 @@ def test_traits_are_found_without_the_libraries_that_sample():
 def test_a_backend_registered_in_code_has_its_own_traits():
     @register_generation_backend("with-traits-of-its-own")
     class Backend:
-        """Nothing samples."""
+        """A backend that cannot sample."""
 
         @staticmethod
         def calls_at_once(config):

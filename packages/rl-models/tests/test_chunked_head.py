@@ -1,4 +1,4 @@
-"""Log-probs that are computed in chunks, against those of all logits at once."""
+"""Log-probs computed in chunks, against those from all logits at once."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _backend(model, chunk_size, **settings):
 
 
 def _step(backend, data, loss_fn, micro_batch_size=12):
-    """Log-probs before a step of SGD, its loss, and what it has moved."""
+    """Return log-probs before a step of SGD, its loss, and its parameter changes."""
     before = {n: p.detach().clone() for n, p in backend.model.parameters.items()}
     logprobs = backend.get_logprobs(data, micro_batch_size=micro_batch_size)
     result = backend.train_step(
@@ -89,7 +89,7 @@ def _assert_equal(got, expected):
 
 
 class Widest(TorchDispatchMode):
-    """Most numbers of a tensor whose last dimension is the vocabulary."""
+    """Tracks the most rows of a tensor whose last dimension is the vocabulary."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ def test_packed_rows_and_half_precision(tmp_path, make_batch, nll_loss):
     }
     expected = _step(_backend(model, 0, **packing), data, nll_loss)
     got = _step(_backend(model, 7, **packing), data, nll_loss)
-    # The products are the same; what follows is float32, rounded elsewhere.
+    # The products are the same; the rest is float32 with different rounding.
     torch.testing.assert_close(got[0], expected[0], atol=2e-6, rtol=0)
     for name, value in expected[2].items():
         assert (got[2][name] - value).abs().max() <= 2e-2 * value.abs().max(), name
@@ -184,7 +184,7 @@ WAYS = {
 
 @pytest.fixture(scope="module")
 def ranks(ray_cluster, make_batch, nll_loss, tmp_path_factory):
-    """What two ranks found in each of `WAYS`, in chunks and at once."""
+    """Return the results of two ranks in each of `WAYS`, in chunks and at once."""
     folder = _save(tmp_path_factory.mktemp("ranks"), Qwen2Config)
 
     def steps(rank, port, folder, ways, data, loss_fn):

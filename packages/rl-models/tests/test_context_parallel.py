@@ -1,4 +1,4 @@
-"""Attention whose tokens are shared, without other ranks."""
+"""Context-parallel attention, without other ranks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training states of several layouts, looked into and made plain model folders."""
+"""Training states of several layouts, inspected and exported as plain model folders."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _trained(folder, batch, loss, out, **settings):
 
 
 def _cut(source, folder):
-    """Write a state as two ranks that share rows, or columns, would have."""
+    """Write a state as two ranks that shard rows, or columns, would."""
     parts = [{}, {}]
     for number, (name, value) in enumerate(sorted(source.items())):
         dim = number % value.ndim

@@ -1,4 +1,4 @@
-"""Settings of the section `policy.dtensor` that must not change what is computed."""
+"""Settings of the section `policy.dtensor` that must not change results."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _config(model, parallelism, dtensor):
 
 @pytest.fixture(scope="module")
 def ranks(ray_cluster, tiny_model, make_batch, nll_loss):
-    """What a step moves in each of `WAYS`, and the gradients held before its end."""
+    """Return a step's changes in each of `WAYS`, and gradients held before its end."""
 
     def steps(rank, port, configs, data, loss_fn):
         os.environ.update(
@@ -54,7 +54,7 @@ def ranks(ray_cluster, tiny_model, make_batch, nll_loss):
             held = []
 
             def watched(batch, *arguments, model=backend.model, held=held, **inputs):
-                # Those of the micro-batch before.
+                # Those of the previous micro-batch.
                 held.append(sum(p.grad is not None for p in model.parameters.values()))
                 return loss_fn(batch, *arguments, **inputs)
 
@@ -105,7 +105,7 @@ def test_shards_of_gradients_are_held_between_micro_batches(ranks):
         assert found["reduced"][2] == [0, number]
 
 
-# Torch's own, when it looks at what a layer is given and at what it calls.
+# Torch's own, when it inspects a layer's inputs and calls.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_a_compiled_model_gives_the_same_loss(tiny_model, make_batch, nll_loss):

@@ -22,7 +22,7 @@ def _as_before(monkeypatch):
 
 
 class Saying:
-    """Gives what it was told to, and notes what it was asked."""
+    """Returns what it was told to, and records its inputs."""
 
     answers = ("12", "3=")
     prompts = "text"
@@ -165,7 +165,7 @@ def test_nothing_is_sampled_before_weights_have_come(make):
 
     def tensors():
         yield "a", source
-        source.zero_()  # memory that is written again
+        source.zero_()  # memory that is overwritten
         yield "b", torch.ones(2)
 
     assert backend.load_weights(tensors(), 4) == 4
@@ -187,7 +187,7 @@ def test_logprobs_of_other_tokens_are_left_out(make, monkeypatch):
     answers = ({"token_ids": [5], "logprobs": [-1.0]},) * 2
     backend = make(answers)
     assert "logprobs" in backend.generate(rows_of(backend))
-    # Another reading of the same texts, as a vocabulary of pieces has for odd tokens.
+    # Another tokenization of the same texts, as piece vocabularies have for odd tokens.
     read = {"input_ids": [[1], [2]]}
     tokenizer = backend.tokenizer
     monkeypatch.setattr(

@@ -1,4 +1,4 @@
-"""Replicas that die or hang in mid-generation; by the backend that starts fastest."""
+"""Replicas that die or hang during generation, with the fastest-starting backend."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_of_lost_replicas_go_to_others_and_these_come_back(
 def test_the_only_replica_is_replaced_until_tries_are_used_up(
     ray_cluster, tiny_folder, expected, signal_in_generation
 ):
-    # A replica without a turn on a busy machine must not count as hung here.
+    # A replica starved on a busy machine must not count as hung here.
     config = CONFIG.model_copy(update={"max_restarts": 1, "heartbeat_limit_s": 60.0})
     with RayVirtualCluster([1], use_gpus=False) as cluster:
         policy = GenerationPolicy(cluster, config, model_name=tiny_folder)

@@ -1,4 +1,4 @@
-"""Names on the hub: a wrong one, or a hub that is not there, is found out at once."""
+"""Hub names: a wrong one, or an unreachable hub, is reported at once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAME = "nobody/nothing"
 
 @pytest.fixture
 def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """An empty cache, and a hub without a network; which names it was asked for."""
+    """An empty cache and a hub without a network; lists the requested names."""
     names: list[str] = []
 
     def refuse(self: Any, name: str, repo_type: str, timeout: float) -> None:
@@ -116,7 +116,7 @@ def test_workers_that_load_from_the_hub_get_its_token(
 
 
 class _Asked(Exception):
-    """What a group of workers was to be made with."""
+    """Carries the variables that a worker group would be created with."""
 
 
 @pytest.mark.parametrize("is_on_hub", [False, True])
@@ -134,7 +134,7 @@ def test_policies_hand_it_to_their_workers(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     name = NAME if is_on_hub else str(tmp_path)
     cluster: Any = SimpleNamespace(world_size=lambda: 1, use_gpus=False)
-    # The model is not asked how long its rows may be.
+    # The model is not queried for the maximum length of its rows.
     policy = PolicyConfig(model_name=name, max_total_sequence_length=8)
     with pytest.raises(_Asked) as trained:
         TrainingPolicy(cluster, policy)

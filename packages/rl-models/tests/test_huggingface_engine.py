@@ -1,4 +1,4 @@
-"""Which rows are decoded together, with a model whose answers are written down."""
+"""Which rows are decoded together, with a model whose answers are fixed."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ LIMIT = 20
 
 
 class Scripted:
-    """Ends each row after as many tokens as are planned; notes the rows of each step.
+    """Ends each row after its planned number of tokens; records the rows of each step.
 
     The prompt of a row is one token: its number.
     """
@@ -93,7 +93,7 @@ def test_each_row_gets_its_tokens(max_rows):
 
 def test_a_row_leaves_when_its_room_ends_though_it_is_the_only_one():
     # Four end at once, and a fifth with three of the four that took their places. The
-    # last of these ends when no other does, long before the steps of the others.
+    # last of these ends alone, long before the steps of the others.
     planned = [1] * 4 + [3] + [10] * 27 + [2, 2, 2, 18] + [LIMIT] * 31
     decoder, found = sampled(planned, 32)
     assert found.lengths.tolist() == planned

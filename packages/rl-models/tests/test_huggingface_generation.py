@@ -33,7 +33,7 @@ from rl_models.tokens.tokenizer import load_tokenizer
 from rl_models.types import SamplingParams
 from rl_models.weights.loading import loaded_tensors
 
-NEVER = 10**6  # An id that no model has: rows end at the limit.
+NEVER = 10**6  # A token id that no model has: rows end at the limit.
 
 
 def make_backend(folder, *, context=None, **config):
@@ -45,7 +45,7 @@ def make_backend(folder, *, context=None, **config):
 
 
 def use_own_cache(backend):
-    """Make the backend treat its model as one that our cache cannot serve."""
+    """Make the backend treat its model as unsupported by our cache."""
     backend.model.set_attn_implementation("sdpa")
     backend._sampler.decoder = OwnCacheDecoder(backend.model)
     return backend
@@ -69,7 +69,7 @@ def tokens_of(output, row):
 
 
 def sampled_tokens(output):
-    """[B, S] whether a token was sampled: by the lengths, as a log-prob may be 0."""
+    """Return [B, S] whether a token was sampled: by length, as a log-prob may be 0."""
     totals = output["unpadded_sequence_lengths"][:, None]
     position = torch.arange(output["output_ids"].shape[1])
     first = totals - output["generation_lengths"][:, None]
@@ -90,7 +90,7 @@ def backend(tiny_folder):
 
 @pytest.mark.parametrize(
     ("architecture", "num_key_value_heads"),
-    # With as many heads of keys as of queries, their weights have one shape.
+    # With as many key heads as query heads, their weights have the same shape.
     [("qwen2", 2), ("qwen3", 2), ("llama", 2), ("qwen3", 4)],
 )
 @pytest.mark.parametrize("decoder", ["fused", "module", "own"])
@@ -305,11 +305,11 @@ def test_waiting_rows_take_the_places_of_finished_ones(tiny_folder, fused, monke
     assert torch.equal(output["truncated"], together["truncated"])
     assert largest_error(tiny_folder, output) < 1e-5
     assert max(steps) == size
-    # Cut into batches of equal prompt lengths, each would last as long as its longest.
+    # In batches of equal prompt lengths, each would take as long as its longest.
     order = np.argsort(-data["input_lengths"].numpy(), kind="stable")
     cut = lengths.numpy()[order].reshape(-1, size).max(1).sum()
     assert len(steps) < 0.8 * cut
-    # Columns are used again, and not often.
+    # Columns are reused, and not often.
     assert 0 < len(moves) <= len(steps) / 70
 
 

@@ -1,4 +1,4 @@
-"""What a policy of few methods says when it is asked for more."""
+"""Errors of a policy of few methods when more is requested of it."""
 
 from __future__ import annotations
 

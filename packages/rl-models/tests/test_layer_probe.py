@@ -18,7 +18,7 @@ def test_a_layer_with_another_gradient_of_its_input_is_found(tiny_model):
     same = probe.ask(layer, torch.device("cpu"))
     pair = {"the gradient of its input": (same.input_gradient, wanted.input_gradient)}
     check_differences(pair, "tensor", "cut", "m")
-    # Twice the gradient, which it adds to no other layer's.
+    # Twice the gradient, added to no other layer's.
     layer.register_full_backward_hook(lambda module, grad, out: (2 * grad[0],))
     found = probe.ask(layer, torch.device("cpu"))
     torch.testing.assert_close(found.input_gradient, 2 * wanted.input_gradient)

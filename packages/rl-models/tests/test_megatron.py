@@ -148,7 +148,7 @@ def _batch(make_batch):
 
 
 def _model(name, folder):
-    """Write a tiny model whose norms and biases are not those of a new one."""
+    """Write a tiny model whose norms and biases differ from their initial values."""
     config_class, changes = FAMILIES[name]
     shape = {
         "vocab_size": VOCABULARY,
@@ -193,7 +193,7 @@ def _weights(model):
 
 
 def _expected(model, data):
-    """What one process of plain transformers computes."""
+    """Return the results of plain transformers in one process."""
     expected = {"weights": _weights(model)}
     with torch.no_grad():
         logprobs = _logprobs(model, data)
@@ -219,7 +219,7 @@ def _expected(model, data):
 
 
 def _expected_of_head(folder, head, data):
-    """What one process of plain transformers computes with a scalar head."""
+    """Return the results of plain transformers in one process with a scalar head."""
     model = load_scalar_model(folder, head)
     mask = torch.nn.functional.pad(data["token_mask"][:, 1:], (0, 1))
 
@@ -245,7 +245,7 @@ def _expected_of_head(folder, head, data):
 
 
 def _run(python, folder, group, num_ranks):
-    """Run ranks to their end; gives what each found."""
+    """Run ranks to completion; return the results of each."""
     (folder / "cells.json").write_text(json.dumps(group))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -279,10 +279,10 @@ def _run(python, folder, group, num_ranks):
 
 
 class Measured:
-    """By cell what each rank found; cells of as many ranks run when one is asked for.
+    """Results of each rank by cell; cells with equal numbers of ranks run together.
 
     Args:
-        run: Gives what each of a number of ranks found in some cells.
+        run: Returns the results of each rank for some cells.
         groups: By number of ranks their cells.
     """
 
@@ -301,7 +301,7 @@ class Measured:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory, make_batch):
-    """The folder, and by cell what each rank measured."""
+    """The folder, and each rank's measurements by cell."""
     folder = tmp_path_factory.mktemp("megatron")
     build_tiny_model(folder / "tokenizer")
     data = _batch(make_batch)
@@ -433,7 +433,7 @@ def test_dtensor_resumes_what_megatron_wrote(
     backend.train_step(data, nll_loss, global_batch_size=data.size, micro_batch_size=4)
     after = torch.load(folder / f"{saved}-after.pt")
     for name, value in backend.export_weights("float32"):
-        # Adam amplifies what gradients differ by where they are almost zero.
+        # Adam amplifies differences of gradients that are nearly zero.
         assert (value - after[name]).abs().mean() < 1e-4, name
 
 
@@ -577,7 +577,7 @@ def test_rows_are_packed_up_to_a_number_of_tokens(
     data = make_batch(8)
     data["input_ids"] = data["input_ids"] % 16
     mask = data["token_mask"] != 0
-    # Without padding they take less, so it is the budget that cuts them.
+    # Without padding they take fewer tokens, so it is the budget that splits them.
     assert data["input_lengths"].sum() > 2 * 40
     settings = {"optimizer": {"name": "torch.optim.SGD", "kwargs": {"lr": 0.1}}}
     with RayVirtualCluster([2], use_gpus=False) as cluster:
@@ -606,7 +606,7 @@ def test_rows_are_packed_up_to_a_number_of_tokens(
 def test_rows_reach_the_ranks_of_stages_that_share_experts(
     ray_cluster, measured, make_batch, nll_loss
 ):
-    """Their ranks are numbered in another order than those of other layouts."""
+    """Their ranks are numbered in a different order than those of other layouts."""
     folder, _ = measured
     model, data = str(folder / "qwen3_moe"), _batch(make_batch)
     mask = data["token_mask"] != 0

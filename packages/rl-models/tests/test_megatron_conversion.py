@@ -1,4 +1,4 @@
-"""Weights of Hugging Face as Megatron-core has them, and back; needs neither."""
+"""Conversion of Hugging Face weights to Megatron-core's and back; needs neither."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _wholes(kind):
 
 
 def _like(kind, parts, size):
-    """Return the shape of a rank's parameter of Megatron-core."""
+    """Return the shape of a rank's Megatron-core parameter."""
     rows = sum(part.shape[0] for part in parts)
     if kind == "vocabulary":
         rows = -(-11 // size)

@@ -1,4 +1,4 @@
-"""Experts put together from files that have one tensor each of them."""
+"""Experts assembled from files with one tensor per expert."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_it_keeps_the_contract_with_rl_serve(
         )
 
     check_generation_backend(make, folder)
-    # Only what is served was kept, and the end removes that.
+    # Only the served version was kept, and shutdown removes it.
     assert list((root / "versions").iterdir()) == []
 
 
@@ -161,11 +161,11 @@ Answers = Callable[[str, dict[str, Any]], tuple[int, Any]]
 
 class _Server(ThreadingHTTPServer):
     def handle_error(self, *arguments: Any) -> None:
-        """Say nothing of clients that have hung up."""
+        """Ignore disconnected clients."""
 
 
 class StandIn:
-    """A server on loopback that answers as a function says, and notes what came."""
+    """A loopback server that answers by a function, and records requests."""
 
     def __init__(self, answer: Answers) -> None:
         self.asked: list[tuple[str, dict[str, Any], str | None]] = []
@@ -353,7 +353,7 @@ def test_vllm_s_own_server_is_paused_loaded_and_asked(
     def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
         if path == "/collective_rpc":
             seen.append(Path(body["kwargs"]["weights_path"]))
-            # The folder is whole, with the trainer's weights.
+            # The folder is complete, with the trainer's weights.
             ids = prompts()["input_ids"]
             assert torch.equal(
                 reference_logprobs(seen[-1], ids), reference_logprobs(folder, ids)

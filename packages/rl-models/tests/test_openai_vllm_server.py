@@ -34,7 +34,7 @@ ARGUMENTS = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # vLLM's attention on CPUs needs heads of 32.
+    # vLLM's CPU attention needs heads of 32.
     return build_tiny_model(
         tmp_path_factory.mktemp("served") / "model",
         hidden_size=64,
@@ -118,6 +118,6 @@ def test_it_keeps_the_contract_with_the_server_of_vllm(
         backend.setup(config, model_name=str(folder))
         return backend
 
-    # Sampled log-probs are the model's, and those of weights that were loaded
-    # meanwhile: zeros first, then other ones.
+    # Sampled log-probs are the model's, and those of weights loaded meanwhile: zeros
+    # first, then different ones.
     check_generation_backend(make, folder)

@@ -51,7 +51,7 @@ def as_rows(output):
 
 @pytest.fixture(scope="module")
 def two_ranks(ray_cluster, tiny_folder):
-    # As it is for a large model on GPUs; other tests have the default of small ones.
+    # As for a large model on GPUs; other tests use the default for small ones.
     sharding = {"shard_layers": True, "reshard_after_forward": True}
     with RayVirtualCluster([2], use_gpus=False) as cluster:
         policy = HuggingFacePolicy(tiny_folder, cluster, dtensor=sharding, **SETTINGS)
@@ -60,7 +60,7 @@ def two_ranks(ray_cluster, tiny_folder):
 
 
 def assert_own(policy, output, version):
-    """The rows are those of the present weights, and say so."""
+    """Check that the rows match the current weights, and report their version."""
     assert output["weight_version"].unique().tolist() == [version]
     rows = as_rows(output)
     sampled = rows["token_mask"] != 0
@@ -90,7 +90,7 @@ def test_sharded_ranks_sample_as_one_and_follow_training(
 
     two_ranks.train(rows, nll_loss, eval_mode=True)
     assert two_ranks.weight_version == 0
-    for step in range(2):  # the first call had nothing to fill a second time
+    for step in range(2):  # the first call had nothing to refill
         two_ranks.train(rows, nll_loss)
         trained = two_ranks.generate(prompts)
         assert_own(two_ranks, trained, step + 1)
@@ -106,7 +106,7 @@ def test_sharded_ranks_sample_as_one_and_follow_training(
 def test_settings_of_a_call(two_ranks):
     prompts = make_prompts(4)
     first, second = (two_ranks.generate(prompts)["output_ids"] for _ in range(2))
-    assert not torch.equal(first, second)  # noise of its own for each call
+    assert not torch.equal(first, second)  # separate noise for each call
     best, again = (two_ranks.generate(prompts, greedy=True) for _ in range(2))
     assert torch.equal(best["output_ids"], again["output_ids"])
     short = two_ranks.generate(prompts, sampling=SamplingParams(max_new_tokens=2))
@@ -132,7 +132,7 @@ def test_defaults_fit_the_model_and_another_model_takes_over(tiny_folder, nll_lo
     before, _ = worker.generate(data, 0, sampling=limits)
     assert worker.generate(None, 0)[0] is None
     with pytest.raises(ContextLengthError, match="max_new_tokens=128"):
-        worker.generate(data, 0)  # where the policy gives no limit
+        worker.generate(data, 0)  # if the policy sets no limit
     rows = as_rows(before)
     worker.train(rows, nll_loss, False, 2, 2)
     after, _ = worker.generate(data, 1, sampling=limits)
@@ -157,7 +157,7 @@ def test_own_engine_whatever_the_backend():
         3,
     )
     assert own.backend_options == {}
-    # In a worker: one that the driver has registered in code is not known there.
+    # In a worker: a class registered by driver code is not known there.
     section = GenerationConfig(backend="of_the_driver", max_new_tokens=3)
     config = PolicyConfig(model_name="missing", generation=section)
     assert sampling_config(config).backend == "huggingface"

@@ -1,4 +1,4 @@
-"""Layouts as arithmetic, and what is refused before a worker starts."""
+"""Layouts as arithmetic, and those rejected before a worker starts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_the_grid_has_every_worker_once(data, tensor, context, pipeline, by_stag
         places = [grid.get_worker_coords(n)["pipeline_parallel"] for n in (0, apart)]
         assert places == [0, 1]
     if tensor > 1:
-        # Ranks that share a layer talk the most: they are neighbours.
+        # Ranks that share a layer communicate most: they are neighbours.
         coords = [grid.get_worker_coords(rank) for rank in range(tensor)]
         assert [at["tensor_parallel"] for at in coords] == list(range(tensor))
 

@@ -1,4 +1,4 @@
-"""Weights that are loaded without model code of transformers."""
+"""Weights loaded without model code of transformers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_model_of_transformers_gives_the_same_numbers(tmp_path, architecture
     )
     plain, known = load_plain_model(folder), load_causal_lm(folder)
     assert plain is not None
-    # Of the two the fused decoder takes both; it changes the weights' places.
+    # Only the fused decoder takes both; it moves the weights.
     theirs = {name: value.clone() for name, value in loaded_tensors(known)}
     ours = dict(loaded_tensors(plain))
     assert ours.keys() == theirs.keys()

@@ -1,4 +1,4 @@
-"""Operations against hand counts."""
+"""FLOPs against hand counts."""
 
 from __future__ import annotations
 

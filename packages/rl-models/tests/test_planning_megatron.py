@@ -1,4 +1,4 @@
-"""The plan's memory against what ranks of `megatron` allocate on a CPU."""
+"""The plan's memory against allocations of `megatron` ranks on a CPU."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {},
         {"optimizer": AT_ONCE, "train_micro_batch_size": 1, **SHORT},
     ),
-    # Scores of each token for each other would take twice of what is planned.
+    # All-pairs attention scores would take twice what is planned.
     "long rows": ("llama", {"vocab_size": 300}, {"max_total_sequence_length": 512}),
 }
 
@@ -74,7 +74,7 @@ def policy_of(folder: Path, case: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the models are, and what one process of `megatron` measured."""
+    """The folder of the models, and measurements of one `megatron` process."""
     made = tmp_path_factory.mktemp("memory")
     build_tiny_model(made / "tokenizer")
     for case, (family, sizes, _) in CASES.items():
@@ -141,7 +141,7 @@ def test_copies_share_the_state_of_the_optimizer_alone(folder: Path) -> None:
     assert four.optimizer == pytest.approx(alone.optimizer / 4, rel=1e-3)
     plain = planned(folder, "llama", copied)
     assert plain.optimizer == alone.optimizer
-    # Gradients of all parameters lie in a row while they are added up.
+    # All parameters' gradients lie in one buffer while they accumulate.
     short = planned(folder, "small vocabulary", copied)
     assert short.training >= short.resident + 2 * short.weights
 

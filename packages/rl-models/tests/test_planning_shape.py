@@ -61,7 +61,7 @@ _MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def saved_config(folder: Path, family: str, settings: dict[str, Any]) -> Any:
-    """Write a `config.json` as `save_pretrained` does, and return its class's."""
+    """Write a `config.json` like `save_pretrained`; return the config."""
     config = AutoConfig.for_model(family, **{**_SIZES, **settings})
     config.save_pretrained(folder)
     return config
@@ -94,7 +94,7 @@ def test_heads_that_give_numbers_are_counted(tmp_path: Path, family: str) -> Non
 
 
 def test_the_fields_of_published_configs_suffice() -> None:
-    """Older configs leave out what is the class's default."""
+    """Older configs omit the defaults of their class."""
     qwen = {"model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864}
     qwen |= {"num_attention_heads": 14, "num_key_value_heads": 2}
     qwen |= {"num_hidden_layers": 24, "vocab_size": 151936, "tie_word_embeddings": True}
@@ -162,7 +162,7 @@ def test_a_model_that_is_built_has_the_size_that_was_planned(
     assert planned == shape_of_config(saved, "built").num_parameters
 
 
-# Parameters in billions, as the model cards say them.
+# Parameters in billions, according to the model cards.
 _PUBLISHED = {
     "Qwen/Qwen2.5-0.5B": 0.49,
     "Qwen/Qwen2.5-1.5B": 1.54,

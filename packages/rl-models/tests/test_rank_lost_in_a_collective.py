@@ -28,7 +28,7 @@ from rl_models.weights.sync import WeightSynchronizer
 
 pytestmark = pytest.mark.slow
 
-# A measured limit: it is the promise. Usually it takes about two seconds.
+# A measured limit: the guarantee. It usually takes about two seconds.
 RELEASED_S = 10.0
 EXPERT = {"parallelism": {"expert": 2}}
 MEGATRON = {"backend": "megatron"}
@@ -46,9 +46,9 @@ LAYOUTS = {
 
 @pytest.fixture(scope="module")
 def fatal_loss():
-    """A loss that kills one rank as it is computed; the others go on."""
+    """Return a loss that kills one rank during computation; the others continue."""
 
-    # Local, so that it reaches workers by value: those of Megatron-core have no pytest.
+    # Local, so that it reaches workers by value: Megatron-core's lack pytest.
     class Fatal(TokenCrossEntropy):
         def __call__(self, *arguments, **inputs):
             if os.environ["RANK"] == "1":
@@ -60,7 +60,7 @@ def fatal_loss():
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory, tiny_model: Path) -> Path:
-    """A folder with a tiny model of experts, for the batches of the dense one."""
+    """A folder with a tiny mixture-of-experts model, for the dense one's batches."""
     folder = tmp_path_factory.mktemp("mixture") / "model"
     dense = AutoConfig.from_pretrained(tiny_model)
     config = Qwen3MoeConfig(
@@ -95,7 +95,7 @@ def test_the_others_are_released_with_the_cause(
         policy = TrainingPolicy(cluster, config)
         try:
             workers = [psutil.Process(worker.pid) for worker in policy.group.health()]
-            # Whatever is built at first use is there.
+            # Everything built on first use now exists.
             policy.get_logprobs(make_batch(4))
             began = time.monotonic()
             with pytest.raises(
@@ -103,7 +103,7 @@ def test_the_others_are_released_with_the_cause(
             ):
                 policy.train(make_batch(4), fatal_loss)
             assert time.monotonic() - began < RELEASED_S
-            # The rank that waited is not left in its collective.
+            # The waiting rank does not stay in its collective.
             _, left = psutil.wait_procs(workers, 60)
             assert left == []
         finally:
@@ -120,7 +120,7 @@ def test_the_others_are_released_with_the_cause(
 def test_a_sync_in_which_a_rank_dies_ends_with_the_cause(
     ray_cluster, tiny_folder, layout, transport
 ):
-    # A tensor per bucket, so that both ranks send and wait for each other often.
+    # One tensor per bucket, so that both ranks often send and wait for each other.
     settings = WeightSyncConfig(
         transport=transport, bucket_bytes=1, probe={"period": 0}
     )
@@ -158,7 +158,7 @@ def test_a_sync_in_which_a_rank_dies_ends_with_the_cause(
 
 
 def _die_while_packing(host):
-    """Kill this rank at the third bucket that it packs."""
+    """Kill this rank while packing its third bucket."""
     import rl_models.weights.sending as sending  # noqa: PLC0415
 
     class Fatal(sending.BlockPacker):

@@ -1,4 +1,4 @@
-"""That memory falls where it is said to be freed, and no call is made for nothing."""
+"""Memory falls where it is released, and no call is made needlessly."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def resident_bytes(model):
 
 
 def record_calls(model, monkeypatch):
-    """Note the methods of workers that are called from now on."""
+    """Record the worker methods called from now on."""
     methods = []
     for name in ("run_all_workers_single_data", "run_single_worker_single_data"):
         call = getattr(model.group, name)
@@ -116,7 +116,7 @@ def test_a_policy_that_samples_frees_its_cache_before_it_trains(policy, monkeypa
 
 
 def test_a_lost_replica_does_not_end_the_turn(generator, monkeypatch):
-    """It holds no memory, and is brought back as one that is lost while sampling."""
+    """It holds no memory, and is restored like one that is lost while sampling."""
     lost = []
     monkeypatch.setattr(generator.replicas, "lose", lambda *found: lost.append(found))
 
@@ -160,7 +160,7 @@ def test_a_backend_with_nothing_to_free_is_not_called():
 
 
 class SleepingEngine:
-    """Notes when it is put to sleep and woken, as vLLM would be."""
+    """Records when it is put to sleep and woken, as vLLM would be."""
 
     def __init__(self):
         self.calls = []
@@ -180,7 +180,7 @@ class SleepingEngine:
 
 
 def test_weights_of_a_sleeping_engine_are_updated_before_its_cache_is_back():
-    """The trainer's memory is needed until the update is over."""
+    """The trainer's memory is needed until the update ends."""
     backend = VllmGenerationBackend()
     backend.config = GenerationConfig.from_dict(
         {"max_new_tokens": 1, "vllm": {"enable_sleep_mode": True}}

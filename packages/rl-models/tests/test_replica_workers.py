@@ -1,4 +1,4 @@
-"""Calls of replicas that consist of several workers, and what these answer."""
+"""Calls to replicas of several workers, and their answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_worker_that_fails_alone_ends_the_call_of_its_replica(
             workers.results(call, 60)
     finally:
         ray.cancel(waiting, force=True)
-    # Where both fail it is the rows that are wrong.
+    # If both fail, the rows are at fault.
     both = [ray.remote(num_cpus=0)(fail).remote() for _ in range(2)]
     ray.wait(both, num_returns=2, timeout=60)
     call = ReplicaCall(0, dict(enumerate(both)), "generate")
@@ -72,7 +72,7 @@ def test_a_worker_that_fails_alone_ends_the_call_of_its_replica(
 
 
 class Confirmations:
-    """Two replicas of two workers, whose answers to an update are given."""
+    """Two replicas of two workers with given answers to an update."""
 
     name = "generation"
     supervisor = None

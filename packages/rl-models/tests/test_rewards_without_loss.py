@@ -1,4 +1,4 @@
-"""`policy.train(batch, rewards)`: REINFORCE on what was just sampled."""
+"""`policy.train(batch, rewards)`: REINFORCE on the sampled batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAN = math.nan
 
 
 def sampled(num_rows=4):
-    """Rows of three prompts, as `generate` gives them; the first two are the same."""
+    """Return rows of three prompts, as from `generate`; the first two are equal."""
     return BatchedDataDict(
         output_ids=torch.tensor(
             [[5, 6, 7, 8], [5, 6, 9, 0], [4, 7, 3, 0], [5, 3, 0, 0]]
@@ -157,7 +157,7 @@ def texts(*prompts):
 
 
 def rewards_of(output, wanted):
-    """Share of the sampled tokens that are the wanted one."""
+    """Return the share of sampled tokens that are the wanted one."""
     starts = output["unpadded_sequence_lengths"] - output["generation_lengths"]
     return [
         float((row[start:end] == wanted).float().mean())
@@ -219,7 +219,7 @@ class TestLoop:
             assert len(result["loss"]) == 1
             means.append(sum(rewards) / len(rewards))
         assert sum(means[-4:]) / 4 > sum(means[:4]) / 4 + 0.3
-        # The generator's weights are those of the policy: its log-probs are the same.
+        # The generator has the policy's weights: its log-probs agree.
         output = generator.generate(batch)
         rows = BatchedDataDict(
             input_ids=output["output_ids"],
@@ -246,7 +246,7 @@ class TestLoop:
             )
             output = alone.generate(texts("1", "2"))
             policy.reload(policy.config)
-            # The version is the policy's as well, which has not trained yet.
+            # The version is also the policy's, which has not trained yet.
             with pytest.raises(BatchError, match=r"does not follow it; call generator"):
                 policy.train(output, [1.0, 0.0])
             assert policy.weight_version == 0

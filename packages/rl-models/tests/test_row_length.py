@@ -1,4 +1,4 @@
-"""The longest row, where the configuration leaves it to the model."""
+"""The maximum row length if the configuration leaves it to the model."""
 
 from __future__ import annotations
 

@@ -8,9 +8,9 @@ from rl_models.replicas.row_queue import ReplicaLostError, serve_parts
 
 
 class Fake:
-    """Replicas that work in turns: a part takes as many turns as `costs` says.
+    """Replicas that work in turns: `costs` is the number of turns of each part.
 
-    `deaths` maps a replica to the turns at whose beginning it ends, with all its parts.
+    `deaths` maps a replica to the turns at whose start it dies, with all its parts.
     """
 
     def __init__(self, costs, speeds, deaths=None, revivals=0, calls_at_once=1) -> None:

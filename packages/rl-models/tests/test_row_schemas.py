@@ -1,4 +1,4 @@
-"""Batches are checked where they enter and leave a worker."""
+"""Batches are validated where they enter and leave a worker."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from rl_models.types import SamplingParams
 
 
 def reference_distribution(logits, temperature, top_k, top_p):
-    """Probabilities by sorting, one row, in float64."""
+    """Return probabilities by sorting, one row, in float64."""
     logits = np.asarray(logits, dtype=np.float64) / temperature
     keep = np.ones(len(logits), dtype=bool)
     if top_k is not None and top_k < len(logits):
@@ -47,7 +47,7 @@ def test_truncation_agrees_with_a_float64_reference(
     probs = kept.softmax(-1).numpy()
     for row in range(3):
         expected = reference_distribution(logits[row], temperature, top_k, top_p)
-        # A set whose probability is p up to rounding may have one token more.
+        # A set whose probability equals p up to rounding may have one more token.
         if abs(np.cumsum(np.sort(expected)[::-1]) - top_p).min() < 1e-6:
             continue
         np.testing.assert_allclose(probs[row], expected, atol=1e-6)
@@ -132,7 +132,7 @@ def test_settings_that_define_no_distribution_are_refused(field, value):
 
 
 def test_noise_lies_strictly_between_0_and_1():
-    # The seeds of the least and the largest number that there are.
+    # The seeds of the smallest and the largest number.
     noise = uniform_noise(torch.tensor([3598214, 808280]), 0, 1)[0]
     assert noise.tolist() == [2.0**-23, 1 - 2.0**-23]
 

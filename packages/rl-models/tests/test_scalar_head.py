@@ -1,4 +1,4 @@
-"""Models with a number per token, against plain transformers."""
+"""Models with one scalar per token, against plain transformers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Apart:
 
 
 def _by_value(loss_class):
-    """The loss as it reaches workers that cannot import this file."""
+    """Return the loss by value, for workers that cannot import this file."""
     methods = dict(vars(loss_class))
     methods.pop("__dict__", None)
     methods.pop("__weakref__", None)
@@ -125,7 +125,7 @@ def test_values_agree_with_transformers(tiny_model, make_batch, tmp_path, head):
     only_last = backend.get_values(data, micro_batch_size=7)
     torch.testing.assert_close(only_last[last], expected[last], atol=1e-5, rtol=0)
     assert not only_last[~last].any()
-    if head == "reward":  # what transformers itself calls the model's answer
+    if head == "reward":  # transformers' own name for the model's output
         row = data["input_ids"][:1, : int(data["input_lengths"][0])]
         answer = plain(row).logits.item()
         assert answer == pytest.approx(expected[last][0].item(), abs=1e-5)

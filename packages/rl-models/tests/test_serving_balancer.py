@@ -1,4 +1,4 @@
-"""What a request counts as, and who gets it."""
+"""What a request costs, and which replica gets it."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_load_spreads_and_comes_to_nothing() -> None:
         with balancer.load(ends[0], 5), balancer.load(ends[2], 5):
             assert balancer.choose() is ends[1]
             with balancer.load(ends[1], 9):
-                # Equal loads: whoever was given less, then the lower number.
+                # Equal loads: the one given less so far, then the lower number.
                 assert balancer.choose() is ends[0]
                 assert balancer.choose([ends[0]]) is ends[2]
                 assert balancer.num_requests == 3
         assert [end.num_tokens for end in ends] == [0, 0, 0]
-        # All served one request.
+        # All have served one request.
         assert balancer.choose() is ends[0]
         assert balancer.choose(ends) is ends[0]
 

@@ -1,4 +1,4 @@
-"""vLLM's own server behind the router: one start, all that is promised of it."""
+"""vLLM's own server behind the router: one start, and all its guarantees."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}={% endif %}"
 )
-# What JSON needs, and the letters of a tool call.
+# The characters of JSON, and the letters of a tool call.
 CHARACTERS = '0123456789 >={}[]":,.-abdegmnrtsu\n<_clo/'
 PROMPT = [5, 6, 7, 8]
 WEIGHTS_KEY = "another-secret"
@@ -40,7 +40,7 @@ DEADLINE_S = 120.0
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Two models of one shape; the kernels want heads of at least 32."""
+    """Two models of the same shape; the kernels need heads of at least 32."""
     folder = tmp_path_factory.mktemp("served")
     tokenizer = TokenizerBuildConfig(characters=CHARACTERS, chat_template=TEMPLATE)
     return [
@@ -108,7 +108,7 @@ def _events(answer: Any) -> Iterator[dict[str, Any]]:
 
 
 def _sampled(folder: Path, ids: list[int]) -> list[float]:
-    """Float64 log-probs of the tokens after the prompt."""
+    """Return float64 log-probs of the tokens after the prompt."""
     values: list[float] = reference_logprobs(folder, torch.tensor([ids]))[0].tolist()
     return values[len(PROMPT) :]
 
@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said(server: Server) -> None:
     with pytest.raises(urllib.error.HTTPError, match="401"):
         _open(server, "/v1/models", key="wrong")
     port = server.url.rpartition(":")[2]
-    # Nobody gets past the router: the replica has a key of its own.
+    # Nothing bypasses the router: the replica has a key of its own.
     (row,) = server.status()["replicas"]
     listening = {
         c.laddr.port
@@ -222,7 +222,7 @@ def test_a_schema_that_the_vocabulary_cannot_write_is_the_requests_fault(
 def test_tool_calls_are_switched_on(server: Server) -> None:
     parameters = _form("a")["json_schema"]["schema"]
     tool = {"type": "function", "function": {"name": "a", "parameters": parameters}}
-    # It is left to the model whether to call one, and a random one does not.
+    # Calling one is left to the model, and a random one does not.
     assert _chat(server, tools=[tool], max_tokens=4)["message"]["content"]
     message = _chat(server, tools=[tool], tool_choice="required")["message"]
     call = message["tool_calls"][0]["function"]
@@ -324,7 +324,7 @@ def test_a_kill_in_the_middle_of_a_stream_leaves_an_error_and_no_process(
                 process.kill()
     assert events[-1]["error"]["code"] == "replica_lost"
     assert all("choices" in event for event in events[:-1])
-    # It may not be replaced (max_restarts is 0), and everybody is told.
+    # It must not be replaced (max_restarts is 0), and everyone is notified.
     assert server.hopeless.wait(DEADLINE_S)
     with pytest.raises(urllib.error.HTTPError, match="503") as caught:
         _complete(server)

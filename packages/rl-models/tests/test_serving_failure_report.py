@@ -1,4 +1,4 @@
-"""What a replica adds to the answer of an engine that has failed."""
+"""What a replica adds to the response of a failed engine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FAILED = b'{"error": {"message": "Internal server error", "code": 500}}'
 def answer_of(
     status: int, parts: list[bytes], lines: list[str], kind: bytes = JSON
 ) -> tuple[dict[str, Any], bytes]:
-    """Start and body of an answer on the way through the middleware."""
+    """Return status and body of a response that passes through the middleware."""
     sent: list[dict[str, Any]] = []
     asked: list[str] = []
 

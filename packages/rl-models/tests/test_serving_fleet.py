@@ -1,4 +1,4 @@
-"""The fleet with processes that do as the test says: replaced, dropped, updated."""
+"""The fleet with scripted processes: replaced, dropped, updated."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class FakeProcess:
 
 
 class Watched:
-    """A fleet whose events can be waited for."""
+    """A fleet with events that can be awaited."""
 
     def __init__(self, num_replicas: int, max_restarts: int = 3, **plan: Any) -> None:
         self.plan = plan
@@ -102,7 +102,7 @@ def test_a_process_that_is_lost_is_replaced(watch: Callable[..., Watched]) -> No
     watched.wait("up 1 1b")
     assert watched.events.index("down 1 1a") < watched.events.index("up 1 1b")
     assert watched.processes["1a"].stopped == [True]
-    # A late report of the same loss ends nobody.
+    # A late report of the same loss kills nothing.
     watched.fleet.report_lost(1, "http://1a", "killed")
     assert watched.states() == [("up", 0), ("up", 0)]
     row = watched.fleet.status()["replicas"][1]
@@ -181,7 +181,7 @@ def test_where_all_fail_the_weights_before_come_back(
     watched.fleet.start(DEADLINE_S)
     watched.fleet.update_weights(WEIGHTS, 2)
     watched.fleet.report_lost(0, "http://0a", "killed")
-    # The replacement cannot load them either, the next one can.
+    # The replacement cannot load them either; the next one can.
     watched.wait("up 0 0c")
     assert watched.processes["0c"].loaded == [("folder", 2)]
     watched.plan["bad"].append("0c")

@@ -1,4 +1,4 @@
-"""Model folders as weights: what is noted, what is refused, what is found changed."""
+"""Model folders as weights: what is recorded, rejected, or detected as changed."""
 
 from __future__ import annotations
 

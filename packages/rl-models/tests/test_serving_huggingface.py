@@ -1,4 +1,4 @@
-"""A server without vLLM: the same routes, asked as a client does."""
+"""A server without vLLM: the same routes, called as by a client."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_a_chat_whole_and_as_a_stream(client: httpx.Client) -> None:
     assert parts[0]["delta"]["role"] == "assistant"
     text = "".join(part["delta"]["content"] for part in parts)
     assert text == choice["message"]["content"]
-    # The role, then tokens: each as it comes, or several on a busy machine.
+    # The role, then tokens: one at a time, or several on a busy machine.
     assert len(parts) >= 2
     tokens = [token for part in parts[1:] for token in part["token_ids"]]
     assert tokens == choice["token_ids"]

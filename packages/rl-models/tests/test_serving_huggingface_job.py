@@ -1,4 +1,4 @@
-"""Streams of the engine huggingface that are read later than they are sampled."""
+"""Streams of the engine `huggingface` that are read later than they are sampled."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS = ("123456", "98")
 
 
 def pieces_of(*, num_read_before_the_end: int, stop: str | None) -> list[list[dict]]:
-    """The events of each answer, where the end comes after some were read."""
+    """Return the events of each answer, which ends after some were read."""
     tokenizer = build_tokenizer(TokenizerBuildConfig())
     fields: dict[str, Any] = {"prompt": "1", "n": 2, "stream": True, "stop": stop}
     request = OpenAIRequest.read(COMPLETIONS, fields, tokenizer, 64)

@@ -1,4 +1,4 @@
-"""The router before fake replicas: real HTTP on both sides, answers by script."""
+"""The router before fake replicas: real HTTP on both sides, scripted answers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 
 
 class Replica:
-    """A server that does what the test says with each request."""
+    """A server that handles each request as the test specifies."""
 
     def __init__(self) -> None:
         self.is_alive = True
@@ -134,7 +134,7 @@ async def stream_and_hang(replica: Replica, request: web.Request) -> Any:
 
 
 class Owner:
-    """Notes what the router asks of who owns the replicas."""
+    """Records what the router asks of the owner of the replicas."""
 
     def __init__(self) -> None:
         self.lost: list[tuple[int, str]] = []
@@ -336,7 +336,7 @@ def test_a_request_that_takes_too_long_gets_an_error() -> None:
 
 def test_a_stream_that_takes_too_long_ends_with_an_error() -> None:
     async def test() -> None:
-        # Its beginning comes in time, on a busy machine as well.
+        # Its beginning arrives in time, even on a busy machine.
         async with running(1, request_deadline_s=2.0) as setup:
             replica = setup.replicas[0]
             replica.behaviour = stream_and_hang
@@ -413,7 +413,7 @@ def test_only_the_right_key_opens_the_door(
 ) -> None:
     async def test() -> None:
         async with running(1, "right") as setup:
-            # A client of its own: that of the setup sends the key always.
+            # A separate client: the setup's always sends the key.
             async with aiohttp.ClientSession(setup.url, headers=headers) as client:
                 said = await client.post(PATH, json={"prompt": "a"})
                 assert said.status == status
@@ -496,7 +496,7 @@ def test_a_head_that_is_no_http_fills_no_log(
             writer.close()
 
     run(test)
-    # One short line, whose number per minute is limited, and no traceback.
+    # One short line, rate-limited per minute, and no traceback.
     (line,) = caplog.records
     assert line.exc_info is None
     assert "serve refused a malformed request" in line.getMessage()
@@ -512,7 +512,7 @@ def test_a_body_of_an_announced_size_is_not_read() -> None:
             head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n"
             head += "Content-Type: application/json\r\nContent-Length: 10000000000\r\n"
             writer.write(f"{head}\r\n".encode())
-            # Not one byte of the body was sent.
+            # Not a single byte of the body was sent.
             assert (await reader.readline()).startswith(b"HTTP/1.1 413 ")
             writer.close()
 
@@ -574,7 +574,7 @@ async def _nothing(drain_s: float) -> bool:
 async def change_weights(
     setup: Setup, update: dict[str, Any], key: str | None = WEIGHTS_KEY
 ) -> aiohttp.ClientResponse:
-    # A client of its own: that of the setup sends the API key always.
+    # A separate client: the setup's always sends the API key.
     headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     async with aiohttp.ClientSession(setup.url, headers=headers) as client:
         said = await client.post("/rl/weights", json=update)
@@ -604,7 +604,7 @@ def test_only_the_weights_key_changes_weights(
             if code is not None:
                 assert (await said.json())["error"]["code"] == code
             assert len(setup.owner.updates) == (status == 200)
-            # It opens nothing else.
+            # It grants nothing else.
             if api_key is not None:
                 async with aiohttp.ClientSession(setup.url) as client:
                     asked = await client.get("/rl/status", headers=WEIGHTS_HEADERS)

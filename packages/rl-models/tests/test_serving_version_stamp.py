@@ -1,4 +1,4 @@
-"""The stamp between an engine and its server, both played by the test."""
+"""The stamp between an engine and its server, both simulated by the test."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _output(spans: dict[int, list[tuple[str, int, int]]]) -> Any:
 
 
 class Engine:
-    """Gives the outputs of one prompt after the other."""
+    """Yields the outputs of one prompt after the other."""
 
     def __init__(self, *prompts: list[Any]) -> None:
         self._prompts = list(prompts)
@@ -49,7 +49,7 @@ class Engine:
 def _ask(
     engine: Engine, messages: list[dict[str, Any]], samples: int = 1, **scope: Any
 ) -> list[dict[str, Any]]:
-    """What goes out when the server reads all outputs and then sends messages."""
+    """Return what is sent when the server reads all outputs and then sends messages."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         for number in range(len(engine._prompts)):

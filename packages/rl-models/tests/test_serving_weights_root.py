@@ -1,4 +1,4 @@
-"""Paths of requests: what lies below the root, and that nothing else is told apart."""
+"""Request paths: what lies below the root, and that nothing else is distinguishable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rl_models.serving.weights_root import WeightsRoot
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A root with two models, and things outside that exist."""
+    """A root with two models, and existing files outside of it."""
     made = tmp_path / "root"
     for folder in ("model", "run/checkpoints/step_3/policy/weights"):
         (made / folder).mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_whatever_lies_elsewhere_is_refused_in_the_same_words(
 def test_nothing_outside_is_looked_at(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its kind, size or content could be told by the time that takes."""
+    """Timing could otherwise reveal type, size or content."""
     touched: list[str] = []
     real_stat = os.stat
 

@@ -19,14 +19,14 @@ from rl_models.checkpoint.sharded import (
 
 
 def _parts(size, count):
-    """Cut a dimension as torch.chunk does: the last parts may be smaller or empty."""
+    """Split a dimension as torch.chunk does: the last parts may be smaller or empty."""
     per_part = -(-size // count)
     borders = [min(size, per_part * part) for part in range(count + 1)]
     return [(a, b - a) for a, b in itertools.pairwise(borders)]
 
 
 def _boxes(shape, grid):
-    """Each rank's box where dimensions are cut into as many parts as the grid says."""
+    """Return each rank's box when dimensions are split as the grid says."""
     cuts = [_parts(n, count) for n, count in zip(shape, grid, strict=True)]
     for parts in itertools.product(*cuts):
         starts, sizes = zip(*parts, strict=True)

@@ -1,4 +1,4 @@
-"""A policy whose workers share the experts of a mixture, against one rank."""
+"""A policy whose workers shard the experts of a mixture, against one rank."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def test_the_load_of_experts_is_told(mixture, make_batch, nll_loss):
     backend.setup(config.to_dict())
     rows = make_batch(8)
     told = backend.train_step(rows, nll_loss, global_batch_size=8, micro_batch_size=4)
-    # It is K = 2 where all experts are equally busy.
+    # K = 2 where all experts are equally loaded.
     assert sum(told["all_mb_metrics"]["router_loss"]) == pytest.approx(0.2, rel=0.3)
     without = _one_rank(mixture).train_step(
         rows, nll_loss, global_batch_size=8, micro_batch_size=4

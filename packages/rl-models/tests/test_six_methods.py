@@ -30,7 +30,7 @@ def _as_before(monkeypatch):
 
 
 class Plain(TrainingBackend):
-    """A Hugging Face model and SGD, by the six methods."""
+    """A Hugging Face model and SGD, with the six methods."""
 
     def setup(self, config):
         self.model = AutoModelForCausalLM.from_pretrained(config["model_name"])
@@ -85,7 +85,7 @@ def config_of(folder, **settings):
 
 @pytest.fixture
 def made(tiny_model):
-    """A backend that is set up, beside one of the whole protocol for the same model."""
+    """A ready backend, and one of the full protocol for the same model."""
 
     def make(cls=Plain, **arguments):
         backend = SixMethodBackend("plain", cls)
@@ -119,7 +119,7 @@ def test_it_computes_what_the_whole_protocol_computes(made, make_batch, tiny_mod
     ]
     assert steps[0]["loss"].tolist() == pytest.approx(steps[1]["loss"].tolist(), 1e-5)
     assert steps[0]["lr"].tolist() == [0.1, 0.1]
-    assert steps[0]["grad_norm"].numel() == 0  # it does not say
+    assert steps[0]["grad_norm"].numel() == 0  # it is not reported
     assert steps[0]["all_mb_metrics"]["mine"] == [2.0, 2.0]
     totals = [sum(step["all_mb_metrics"]["nll"]) for step in steps]
     assert totals[0] == pytest.approx(totals[1], 1e-5)
@@ -278,7 +278,7 @@ def test_a_policy_on_it_trains_saves_and_loads(
 ):
     @register_training_backend("plain")
     class Local(Plain):
-        """Known to this process alone."""
+        """Known only to this process."""
 
     config = config_of(tiny_folder, generation=GenerationConfig(max_new_tokens=4))
     batch = make_batch(num_rows=4, width=8)

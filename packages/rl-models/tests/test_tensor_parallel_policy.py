@@ -1,4 +1,4 @@
-"""A policy whose workers share layers or tokens, against one rank in this process."""
+"""A policy whose workers shard layers or tokens, against one local rank."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_values_of_shared_layers(cut, tiny_model, make_batch):
 
 
 class _WholeLogits:
-    """A loss that asks for logits and looks at each of them."""
+    """A loss that requests logits and reads each of them."""
 
     input_type = LossInputType.LOGIT
 

@@ -15,7 +15,7 @@ from rl_models.testing import (
 from rl_models.training.dtensor import DTensorTrainingBackend
 
 
-# With as many heads of keys as of queries, their weights have one shape.
+# With as many key heads as query heads, their weights have the same shape.
 @pytest.mark.parametrize("num_key_value_heads", [2, 4])
 def test_the_dtensor_backend_keeps_the_contract(tmp_path, num_key_value_heads):
     folder = build_tiny_model(

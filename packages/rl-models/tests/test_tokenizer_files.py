@@ -1,4 +1,4 @@
-"""Saved tokenizers are read alike by this package, plain transformers and vLLM."""
+"""This package, plain transformers and vLLM read saved tokenizers alike."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _config(architecture: str, kind: str, template: str | None) -> ModelBuildCon
 
 
 def _checkpoint(source: Path, folder: Path, template: str | None = None) -> Path:
-    """A folder as a training run leaves it, without its weights."""
+    """Write a folder as a training run leaves it, without its weights."""
     folder.mkdir(parents=True)
     shutil.copy(source / "config.json", folder)
     assert save_tokenizer(str(source), template, folder)
@@ -87,7 +87,7 @@ def _checkpoint(source: Path, folder: Path, template: str | None = None) -> Path
 
 
 class Family:
-    """One built tokenizer, and all ways to read what was saved of it."""
+    """A built tokenizer, and every way to load its saved files."""
 
     def __init__(self, architecture: str, kind: str, folder: Path) -> None:
         template = DEFAULT_CHAT_TEMPLATE if kind == "characters" else None
@@ -95,7 +95,7 @@ class Family:
         self.built = build_tokenizer(config.tokenizer, 64, config.architecture)
         self.model = build_model(config, folder / "model")
         self.first = _checkpoint(self.model, folder / "first")
-        # A run that begins with the checkpoint of another.
+        # A run that starts from another run's checkpoint.
         self.second = _checkpoint(self.first, folder / "second")
         folders = self.model, self.first, self.second
         self.readings = {
@@ -146,7 +146,7 @@ def test_files_are_copied_byte_for_byte(family: Family) -> None:
 
 
 def test_the_file_itself_says_the_same(family: Family) -> None:
-    """What reads `tokenizer.json` and nothing else gives the same tokens."""
+    """Readers of `tokenizer.json` alone get the same tokens."""
     bare = Tokenizer.from_file(str(family.second / "tokenizer.json"))
     for text in ("1+2=3", "x9y2z1=", f"a{TURN}é low"):
         ids = family.built(text, add_special_tokens=False)["input_ids"]
@@ -189,7 +189,7 @@ def test_vllm_reads_them_alike(tmp_path: Path) -> None:
 
 
 def _as_before(folder: Path) -> Path:
-    """A Qwen2 folder with a tokenizer that its own class does not reproduce."""
+    """Write a Qwen2 folder with a tokenizer that its own class does not reproduce."""
     model = build_tiny_model(folder)
     generic = build_tokenizer(TokenizerBuildConfig(characters="0123456789 >="))
     generic.save_pretrained(model)
@@ -205,7 +205,7 @@ def test_old_folders_are_read_as_they_say_with_a_warning(
     assert "Qwen2Tokenizer" in caplog.text
     assert str(folder) in caplog.text
     caplog.clear()
-    # The tokenizer alone is read alike by all.
+    # Only the tokenizer itself is read alike by all.
     alone = tmp_path / "alone"
     assert save_tokenizer(str(folder), None, alone)
     assert load_tokenizer(alone)("x9")["input_ids"] == [2, 12]
@@ -226,7 +226,7 @@ def test_a_copy_that_is_read_otherwise_is_told(
     ).save_pretrained(source)
     settings_file = source / "tokenizer_config.json"
     record = json.loads(settings_file.read_text())
-    # AutoTokenizer knows no such class, and takes the generic one.
+    # AutoTokenizer does not know the class, and takes the generic one.
     settings_file.write_text(json.dumps({**record, "tokenizer_class": "OwnTokenizer"}))
     target = tmp_path / "target"
     build_tiny_model(target)

@@ -1,4 +1,4 @@
-"""Top-k logits, and what a distillation loss is given, against plain transformers."""
+"""Top-k logits and the inputs of a distillation loss, against plain transformers."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_they_are_the_largest_logits_with_their_normalizer(
 
 
 class Capture:
-    """Keeps what it is given; the loss is a sum of all of it."""
+    """Records its inputs; the loss is a sum of all of them."""
 
     loss_type = LossType.TOKEN_LEVEL
     input_type = LossInputType.DISTILLATION

@@ -1,4 +1,4 @@
-"""The policy on two worker processes, against one rank in this process."""
+"""The policy on two worker processes, against one local rank."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cluster(ray_cluster):
 
 @pytest.fixture(scope="module")
 def two_ranks(cluster, tiny_model):
-    # As it is for a large model on GPUs; other tests have the default of small ones.
+    # As for a large model on GPUs; other tests use the default for small ones.
     sharding = {"shard_layers": True, "reshard_after_forward": True}
     policy = HuggingFacePolicy(
         tiny_model, cluster, init_reference_model=True, dtensor=sharding, **SETTINGS
@@ -73,7 +73,7 @@ def test_two_ranks_equal_one(two_ranks, tiny_model, make_batch, nll_loss, tmp_pa
     for name, parameter in one.model.parameters.items():
         torch.testing.assert_close(weights[name], parameter, atol=1e-5, rtol=0)
 
-    # A number of rows that two ranks cannot share evenly, in order, timed.
+    # An uneven number of rows for two ranks, in order, timed.
     data, timer = make_batch(15), Timer()
     got = two_ranks.get_logprobs(data, timer=timer)["logprobs"]
     torch.testing.assert_close(
@@ -88,7 +88,7 @@ def test_two_ranks_equal_one(two_ranks, tiny_model, make_batch, nll_loss, tmp_pa
     )
     torch.testing.assert_close(odd["loss"], same["loss"], atol=1e-5, rtol=0)
 
-    # The state of two ranks resumes on one, bitwise; then on two.
+    # The state of two ranks resumes bitwise on one; then on two.
     two_ranks.save_checkpoint(tmp_path / "w", tmp_path / "o")
     resumed = _one_rank(tiny_model, optimizer_path=tmp_path / "o")
     for name, parameter in resumed.model.parameters.items():

@@ -17,7 +17,7 @@ from rl_models.ops.varlen_attention import ATTENTION_NAME, varlen_attention_forw
 
 
 def _pair(config_class, model_class, **extra):
-    """The same model with torch's attention, row by row, and with packed rows."""
+    """Return the same model with torch's attention, row by row, and with packing."""
     models = []
     for attention in ("sdpa", ATTENTION_NAME):
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""vLLM with adapters that are sent alone: log-probs, versions, and what is refused."""
+"""vLLM with adapters sent alone: log-probs, versions, and rejected settings."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from rl_models.testing import TokenCrossEntropy
 from rl_models.weights.config import WeightSyncConfig
 from rl_models.weights.sync import WeightSynchronizer
 
-# More than the model has columns, and no size that vLLM has buffers of.
+# More than the model's columns, and not a size for which vLLM has buffers.
 LORA = {"r": 40, "sync": "adapter"}
 ENGINE = {"kv_cache_gib": 0.125, "max_num_seqs": 16}
 
 
 def rows(seed=0, num_rows=6, width=24):
-    """Rows of one length, trained on but for their first token."""
+    """Return rows of one length, trained on except for their first token."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.ones(num_rows, width)
     mask[:, 0] = 0
@@ -45,7 +45,7 @@ def rows(seed=0, num_rows=6, width=24):
 
 
 def disagreement(trainer, generation, width):
-    """Largest difference of the log-probs of what the replicas sample."""
+    """Return the largest log-prob difference on rows sampled by the replicas."""
     data = rows(9, width=width)
     prompts = {name: data[name] for name in ("input_ids", "input_lengths")}
     output = generation.generate(BatchedDataDict({**prompts, "seeds": torch.arange(6)}))
@@ -62,7 +62,7 @@ def disagreement(trainer, generation, width):
 
 
 class Noting:
-    """A trainer that notes which kinds of weights it was asked for."""
+    """A trainer that records which kinds of weights were requested."""
 
     def __init__(self, trainer):
         self.trainer = trainer
@@ -97,7 +97,7 @@ def trainer(cluster, vllm_folder):
 
 @pytest.fixture
 def following(cluster, trainer):
-    """Starts a replica and what brings it the trainer's weights."""
+    """Start a replica, and return a function that brings it the trainer's weights."""
     with ExitStack() as stack:
 
         def start(**engine):
@@ -124,13 +124,13 @@ def test_versions_of_an_adapter(trainer, following):
     for seed in range(2):
         trainer.train(rows(seed), TokenCrossEntropy())
         sync.sync_weights()
-        # The second one is longer than a block of the cache of prompts.
+        # The second is longer than a block of the prompt cache.
         assert disagreement(trainer, generation, 9) < 1e-4
         assert disagreement(trainer, generation, 200) < 1e-4
     assert source.kinds == ["apart", "adapter"]
     assert generation.changed_weights(0) == []
 
-    # A replica that was started again has neither base nor adapter.
+    # A restarted replica has neither base nor adapter.
     for number in generation.group.worker_pids:
         os.kill(number, signal.SIGKILL)
     assert disagreement(trainer, generation, 9) < 1e-4
@@ -142,7 +142,7 @@ def test_versions_of_an_adapter(trainer, following):
 
 
 @pytest.mark.slow
-# Adapters in one engine, and engines of two workers, are in CI each.
+# CI covers adapters in one engine, and engines of two workers, separately.
 @pytest.mark.matrix
 def test_versions_of_an_adapter_in_an_engine_that_two_workers_share(trainer, following):
     generation, source, sync = following(async_engine=True, tensor_parallel_size=2)

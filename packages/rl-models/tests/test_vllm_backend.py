@@ -91,7 +91,7 @@ def error_of(output, folder, temperature=1.0):
 
 def test_it_keeps_the_contract_of_generation_backends(engine, vllm_folder):
     def work(backend, folder):
-        class Kept:  # the contract ends with a shutdown; the engine is for all tests
+        class Kept:  # the contract ends with a shutdown; all tests share the engine
             generate = staticmethod(backend.generate)
             load_weights = staticmethod(backend.load_weights)
 
@@ -158,7 +158,7 @@ def test_sampling_settings_mean_what_they_do_elsewhere(generate, vllm_folder):
         vllm_folder, nucleus["output_ids"]
     )
     assert raised[mask].min() > -1e-5
-    # What lies outside the nucleus weighs half, so inside everything is likelier.
+    # Tokens outside the nucleus weigh half, so everything inside is likelier.
     assert raised[mask].max() < 0.7
 
 
@@ -237,8 +237,8 @@ def test_wrong_tensors_are_named(load, vllm_folder):
 
 
 def test_bfloat16_agrees_within_its_precision(vllm_engine, vllm_folder, tmp_path):
-    # Rounding errors grow with the logits: weights of half the size of the others',
-    # which is still five times what models begin with.
+    # Rounding errors grow with the logits: weights are half as large as the others',
+    # still five times a model's initial ones.
     first, second = (
         build_tiny_model(
             tmp_path / str(seed),

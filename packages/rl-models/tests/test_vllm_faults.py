@@ -1,4 +1,4 @@
-"""Faults of replicas with the real vLLM engine, and of the weights that they get."""
+"""Faults of replicas with the real vLLM engine, and of the weights sent to them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def make_sync(trainer, policy, **settings):
 
 @pytest.fixture
 def sync(trainer, vllm_policy):
-    """Both replicas have the trainer's weights."""
+    """Give both replicas the trainer's weights."""
     assert vllm_policy.replicas.settle() == [0, 1]
     made = make_sync(trainer, vllm_policy)
     made.sync_weights()
@@ -65,7 +65,7 @@ def make_rows(num_rows=512):
 
 
 def learn(trainer):
-    """One optimizer step that moves every weight."""
+    """Take one optimizer step that moves every weight."""
     mask = torch.ones(4, 12)
     mask[:, 0] = 0
     rows = BatchedDataDict(
@@ -78,7 +78,7 @@ def learn(trainer):
 
 
 def check_rows(output, trainer, version):
-    """Every token is of this version, with the log-prob that the trainer gives it."""
+    """Check that every token has this version, and the trainer's log-prob."""
     assert set(output["token_versions"].unique().tolist()) == {-1, version}
     rows = BatchedDataDict(
         input_ids=output["output_ids"],
@@ -89,7 +89,7 @@ def check_rows(output, trainer, version):
 
 
 def check_refusal(policy, in_replica, message):
-    """Neither the policy generates nor does a replica, whoever asks."""
+    """Check that neither the policy nor a replica generates, whichever is called."""
 
     def generate(worker, rows):
         return worker.generate(rows)
@@ -102,7 +102,7 @@ def check_refusal(policy, in_replica, message):
 
 
 class Faulty:
-    """A trainer whose syncs go wrong as these functions say."""
+    """A trainer whose syncs fail as these functions specify."""
 
     def __init__(self, trainer, *, request=lambda request: request, export=None):
         self.trainer = trainer
@@ -119,10 +119,10 @@ class Faulty:
 
 
 def killing(process):
-    """For `Faulty`: a process is gone once the messages are on their way."""
+    """Return a function for `Faulty` that kills a process after messages were sent."""
 
     def export(export):
-        with suppress(ProcessLookupError):  # the second try
+        with suppress(ProcessLookupError):  # on the second attempt
             os.kill(process, signal.SIGKILL)
         return export
 
@@ -156,7 +156,7 @@ def test_a_replica_whose_engine_stalls_is_ended_and_its_rows_go_elsewhere(
     sync, trainer, vllm_policy, in_replica
 ):
     def block(worker):
-        """The engine waits for ever after some steps; nothing else stands still."""
+        """Block the engine indefinitely after some steps; the rest keeps running."""
         import threading  # noqa: PLC0415
 
         core = worker._backend.engine._llm.llm_engine.engine_core.engine_core
@@ -192,7 +192,7 @@ def test_replicas_that_are_killed_in_a_sync_and_in_generation_get_the_weights_ag
     assert vllm_policy.replicas.serving == [1]
     expected = vllm_policy.generate(make_rows())
     check_rows(expected, trainer, version)
-    # Nobody serves now; the other has lost its weights, and gets the same again.
+    # No replica serves now; the other has lost its weights, and gets the same again.
     with signal_in_generation(vllm_policy, 1, signal.SIGKILL):
         output = vllm_policy.generate(make_rows())
     assert torch.equal(output["output_ids"], expected["output_ids"])
@@ -229,7 +229,7 @@ def test_weights_that_did_not_come_right_are_never_served(
 
 @pytest.fixture(scope="module")
 def async_replica(vllm_policy, in_replica, vllm_folder):
-    """Replica 1 runs `AsyncLLM` from now on, in the process that it has."""
+    """Switch replica 1 to `AsyncLLM` in its existing process."""
 
     def begin(worker, config, folder):
         worker.setup(1, config, {"model_name": folder})

@@ -1,4 +1,4 @@
-"""Mixtures trained here and sampled by vLLM, with the weights of each step."""
+"""Mixtures trained here and sampled by vLLM, with each step's weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rl_models.weights.sync import WeightSynchronizer
 
 pytestmark = pytest.mark.slow
 
-# Kernels of vLLM for experts on CPUs take multiples of 32.
+# vLLM's CPU kernels for experts need multiples of 32.
 SHAPE = {
     "vocab_size": 32,
     "hidden_size": 96,

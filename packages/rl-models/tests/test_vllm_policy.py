@@ -1,4 +1,4 @@
-"""Workers with vLLM in its own environment, driven from one that has none."""
+"""Workers with vLLM in its own environment, driven from one without it."""
 
 from __future__ import annotations
 

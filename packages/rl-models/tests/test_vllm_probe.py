@@ -1,4 +1,4 @@
-"""What digests cannot see of a real vLLM engine, the probe sees."""
+"""The probe detects faults of a real vLLM engine that digests cannot see."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Trainer:
 
 
 class Engine:
-    """The engine of the session as the only replica."""
+    """The session's engine as the only replica."""
 
     config = GenerationConfig(max_new_tokens=24)
 
@@ -99,7 +99,7 @@ def digest(tensor):
 
 @contextmanager
 def loading_otherwise(engine, old=(), swapped=None):
-    """The engine loads old values of some tensors, and others at wrong places."""
+    """Make the engine load old values of some tensors, and others at wrong places."""
 
     def patch(backend, old, swapped):
         def load_weights(tensors, version):
@@ -121,7 +121,7 @@ def loading_otherwise(engine, old=(), swapped=None):
 
 @pytest.fixture
 def both(vllm_engine, vllm_folder):
-    """Trainer, engine with its weights, and a probe that has run on them."""
+    """The trainer, the engine with its weights, and a probe that has run on them."""
     trainer, engine = Trainer(vllm_folder), Engine(vllm_engine)
     engine.load(trainer.weights())
     probe = Probe(ProbeConfig(), trainer, engine)

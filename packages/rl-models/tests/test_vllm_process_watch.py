@@ -16,7 +16,7 @@ from rl_models.generation.vllm.process_watch import ProcessWatch
 
 @contextmanager
 def waiting(count):
-    """Processes that wait, and a watch over them with what it has told."""
+    """Waiting processes, and a watch over them with its reports."""
     started = [
         subprocess.Popen(
             [sys.executable, "-c", "input()"],
@@ -109,5 +109,5 @@ def test_a_process_of_an_engine_ends_with_the_one_that_it_is_for():
     ) as parent:
         assert int(parent.stdout.readline())
         parent.kill()
-        # Its end comes once the child is gone as well, which has it too.
+        # The pipe closes only once the child, which also holds it, is gone.
         assert parent.communicate(timeout=60)[1] == b""

@@ -1,4 +1,4 @@
-"""What goes between the ranks of a replica that one of them leads."""
+"""Communication between the ranks of a replica, led by one of them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WAIT_S = 60.0
 
 @contextmanager
 def linked(num_ranks=2):
-    """The end of rank 0, those of the others, and who was told of a loss."""
+    """The endpoint of rank 0, those of the others, and the losses reported."""
     losses = queue.Queue()
     leader = LeadersEnd("127.0.0.1", losses.put)
     with ThreadPoolExecutor(num_ranks) as pool:
@@ -50,7 +50,7 @@ def test_calls_come_in_order_and_results_by_rank():
             for n in range(3):
                 assert next(calls) == (numbers[n], "step", (n,), {"more": n})
                 follower.answer(numbers[n], True, (rank, n))
-        # Those of the first call were never asked for.
+        # Those of the first call were never requested.
         assert leader.results(numbers[1], WAIT_S) == [(1, 1), (2, 1)]
         assert leader.results(numbers[2], WAIT_S) == [(1, 2), (2, 2)]
         number = leader.send("step", (), {})
@@ -82,7 +82,7 @@ def test_the_end_of_a_rank_is_told_to_the_others_at_once():
 
 @contextmanager
 def connected(leader, *sent):
-    """A connection that says this and then nothing."""
+    """Open a connection that sends this and then nothing."""
     address, port, _ = leader.ticket
     with socket.create_connection((address, port), timeout=WAIT_S) as end:
         for part in sent:
@@ -91,7 +91,7 @@ def connected(leader, *sent):
 
 
 def met(leader, *ranks, num_ranks=None, **limits):
-    """Let these ranks connect once others have, and return what the meeting is."""
+    """Let these ranks connect once others have; return the meeting."""
     pool = ThreadPoolExecutor(len(ranks) + 1)
     meeting = pool.submit(
         rank_meeting.meet,
@@ -106,7 +106,7 @@ def met(leader, *ranks, num_ranks=None, **limits):
 
 
 def is_closed(end):
-    """Wait until the other side has ended a connection."""
+    """Wait until the other side has closed a connection."""
     end.settimeout(WAIT_S)
     try:
         while end.recv(4_096):
@@ -167,7 +167,7 @@ def test_who_connects_and_goes_costs_nothing():
 def test_silent_connections_hold_nobody_up():
     leader = LeadersEnd("127.0.0.1", print)
     with connected(leader) as silent, connected(leader, b"\x00") as slow:
-        # Their limit is beyond the deadline: nobody waits for it.
+        # Their limit is beyond the deadline: nothing waits for it.
         limits = {"deadline_s": WAIT_S, "handshake_s": 10 * WAIT_S}
         meeting, ends = met(leader, 2, 1, **limits)
         assert set(meeting.result(WAIT_S)) == {1, 2}
@@ -202,7 +202,7 @@ def test_a_missing_rank_is_told_with_what_else_connected():
         assert is_closed(bad)
         with pytest.raises(AuthenticationError):
             FollowersEnd(2, (address, port, b"guessed"), print)
-        # A rank that is there already, and one that nobody awaits.
+        # A rank that is already there, and one that is not expected.
         again = [FollowersEnd(rank, leader.ticket, print) for rank in (1, 7, "2")]
         with pytest.raises(TimeoutError) as error:
             meeting.result(WAIT_S)
@@ -298,7 +298,7 @@ def test_an_update_that_was_dropped_before_the_weights_came_is_not_waited_for(st
 
 
 class Ranks:
-    """An engine whose ranks say this, one look after the other."""
+    """An engine whose ranks report this, one look after the other."""
 
     def __init__(self, *looks):
         self.looks = list(looks)

@@ -1,4 +1,4 @@
-"""The watch over the steps of an engine, with a clock of the tests."""
+"""The watch over the steps of an engine, with a fake clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rl_models.generation.vllm_config import VllmConfig
 
 
 class Clock:
-    """Stands still unless it is told to go on."""
+    """Stands still unless advanced."""
 
     def __init__(self):
         self.now = 100.0
@@ -62,7 +62,7 @@ def test_the_limit_follows_the_slowest_step(progress, clock):
         assert progress.limit_s(2.0, 60.0, 6.0) == 2.0
         steps(progress, clock, 1, 4.0)
         assert progress.limit_s(None, 60.0, 6.0) == 20.0
-    # Three times as many tokens as ever: only once a step has ended with them.
+    # Three times as many tokens as ever before: only once a step has ended with them.
     with progress.sampling(10), progress.sampling(20):
         assert progress.limit_s(None, 60.0, 6.0) == 60.0
         assert progress.limit_s(2.0, 60.0, 6.0) == 2.0
@@ -96,7 +96,7 @@ def test_an_engine_that_makes_no_step_is_told_of_once_its_limit_is_over(
     watch, told = make_watch(progress)
     with progress.sampling(10):
         steps(progress, clock, 8, 0.1)
-        # The first look sees that something has moved.
+        # The first look detects progress.
         assert [watch.look(1.0) for _ in range(7)] == [False] * 6 + [True]
     assert told == ["vLLM's engine has rows to sample and made no step for 6 s"]
 

@@ -1,4 +1,4 @@
-"""One replica whose model is held by two workers, with the real engine."""
+"""One replica whose model is sharded over two workers, with the real engine."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PLACE = ReplicaRank(1, 2, "127.0.0.1", 4242)
 
 
 class Trainer:
-    """One rank of a trainer in this process, with other weights than the replica."""
+    """One rank of a local trainer, with other weights than the replica."""
 
     def __init__(self, folder):
         self.config = PolicyConfig(model_name=str(folder), max_total_sequence_length=64)
@@ -102,7 +102,7 @@ def test_two_workers_are_one_replica_that_is_updated_and_lost_as_a_whole(
     assert apart(tiny_folder, expected) > 1e-2
     assert policy.changed_weights(0) == []
 
-    # Rank 1 answers nothing by itself; rank 0 can only wait for it.
+    # Rank 1 answers nothing on its own; rank 0 can only wait for it.
     pids = policy.group.worker_pids
 
     def kill():
@@ -152,7 +152,7 @@ def wait_for_tokens(policy, count):
 
 
 def refuse_weights_once(policy, rank):
-    """The next weights of a worker end too early."""
+    """Make a worker's next weights end too early."""
 
     def refuse(host, message):
         from rl_models.errors import WeightSyncError  # noqa: PLC0415
@@ -174,7 +174,7 @@ def refuse_weights_once(policy, rank):
 
 
 def in_engine(policy, rows):
-    """What the engine samples, whether or not anybody may have it."""
+    """Return what the engine samples, whether or not it may be served."""
 
     def generate(host, rows):
         backend = host._worker._backend
@@ -210,7 +210,7 @@ def test_all_ranks_of_an_async_engine_switch_between_the_same_two_tokens(
         assert differences.abs().max() < 1e-5
     assert policy.changed_weights(0) == []
 
-    # Where one rank is without, none loads.
+    # If one rank lacks them, none loads.
     refuse_weights_once(policy, 1)
     sync = WeightSynchronizer(Trainer(vllm_folder), policy, CONFIG.weight_sync)
     with pytest.raises(WeightSyncError, match="rank 1 got half"):

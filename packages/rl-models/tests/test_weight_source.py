@@ -1,4 +1,4 @@
-"""Ranks that share a model read what they keep, and nothing else of it."""
+"""Ranks that share a model read only the parts that they keep."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _save(folder, config_class, **settings):
 
 @pytest.fixture(scope="module")
 def deep_models(tmp_path_factory):
-    """By `WAYS` models of many layers, so that one of them is a small part; tied."""
+    """Return models by `WAYS` with many layers, each a small part; weights tied."""
     folder = tmp_path_factory.mktemp("deep")
     sizes = {"num_hidden_layers": NUM_LAYERS, "tie_word_embeddings": True}
     dense = _save(folder / "dense", Qwen2Config, **sizes)
@@ -70,7 +70,7 @@ def deep_models(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ranks(ray_cluster, deep_models):
-    """What two ranks found in each of `WAYS`: the results of both by the way."""
+    """Return both results of two ranks for each of `WAYS`."""
 
     def load(rank, port, folders, ways, mode_class):
         from rl_models.training.dtensor import (  # noqa: PLC0415
@@ -118,10 +118,10 @@ def ranks(ray_cluster, deep_models):
 
 
 def _mode_class():
-    """Made here, so that it reaches workers that cannot import this file."""
+    """Return a class made here, for workers that cannot import this file."""
 
     class LiveBytes(TorchDispatchMode):
-        """Most bytes of tensors on the CPU that were alive at once."""
+        """Tracks the peak bytes of live CPU tensors."""
 
         def __init__(self):
             super().__init__()
@@ -151,7 +151,7 @@ def test_no_rank_ever_holds_the_whole_model(ranks, deep_models, way):
     whole = load_causal_lm(deep_models[way])
     total = sum(p.nbytes for p in whole.parameters())
     for found in ranks:
-        # Half of it, and what is passing: a probed layer, a tensor that is read.
+        # Half of it, and temporaries: a probed layer, a tensor being read.
         assert 0.45 * total < found[way]["at_start"] < 0.75 * total
         assert found[way]["most"] < 0.75 * total
 
@@ -165,7 +165,7 @@ def test_parts_are_bitwise_those_of_the_whole_model(ranks, deep_models, way):
     expected, buffers = dict(whole.named_parameters()), dict(whole.named_buffers())
     for found in ranks:
         found = found[way]
-        # Weights that are tied stay so: the head is not among them.
+        # Tied weights remain tied: the head is not among them.
         assert found["weights"].keys() == expected.keys()
         for name, value in found["weights"].items():
             assert torch.equal(value, expected[name]), name
@@ -218,7 +218,7 @@ def _untie(tensors):
 
 
 def _rename(tensors):
-    # As older files of encoders have it; transformers renames it.
+    # As in older files of encoders; transformers renames it.
     tensors["model.norm.gamma"] = tensors.pop("model.norm.weight")
 
 

@@ -1,4 +1,4 @@
-"""Adapters that travel alone, between workers: the base goes where it is missing."""
+"""Adapters sent alone between workers: the base goes where it is missing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LORA = {"r": 2, "sync": "adapter"}
 
 
 def rows(num_rows=6, width=12, seed=0):
-    """Rows of one length, trained on but for their first token."""
+    """Return rows of one length, trained on except for their first token."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.ones(num_rows, width)
     mask[:, 0] = 0
@@ -92,7 +92,7 @@ def generation(cluster, tiny_folder, trainer):
 
 
 class Counting:
-    """A trainer that counts the bytes that its messages have."""
+    """A trainer that counts the bytes of its messages."""
 
     def __init__(self, trainer):
         self.trainer = trainer
@@ -114,7 +114,7 @@ class Counting:
 
 
 def disagreement(trainer, generation):
-    """Largest difference of the log-probs of what the replicas sample."""
+    """Return the largest log-prob difference on rows sampled by the replicas."""
     output = generation.generate(prompts())
     data = BatchedDataDict(
         {
@@ -148,13 +148,13 @@ def test_replicas_are_sent_the_base_once(trainer, generation, transport):
         sizes = [size for _, size in source.sent]
         wanted = adapter_bytes(trainer)
         assert sizes[1] == sizes[2]
-        # Tensors begin at round addresses of a block.
+        # Tensors are aligned within a block.
         assert wanted <= sizes[1] < 1.2 * wanted
         assert sizes[1] < sizes[0] / 3
 
 
 def adapter_bytes(trainer):
-    """Bytes of the adapter in float32: r (in + out) numbers per matrix."""
+    """Return the adapter's bytes in float32: r (in + out) numbers per matrix."""
     config = trainer.config
     model = AutoModelForCausalLM.from_pretrained(config.model_name)
     return 4 * sum(
@@ -172,7 +172,7 @@ def test_a_replica_that_was_started_again_gets_base_and_adapter(trainer, generat
     sync.sync_weights()
     for number in generation.group.worker_pids:
         os.kill(number, signal.SIGKILL)
-    # All are lost: whoever comes back is brought what was served.
+    # All are lost: those that return get the served version.
     assert disagreement(trainer, generation) < 1e-5
     trainer.train(rows(seed=5), TokenCrossEntropy())
     sync.sync_weights()

@@ -1,4 +1,4 @@
-"""Adapters that travel alone: what is sent, what replicas do with it, what fails."""
+"""Adapters sent alone: what is sent, how replicas use it, what fails."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PREFIX = "base_model.model."
 
 
 def rows(num_rows=6, width=12, seed=0):
-    """Rows of one length, trained on but for their first token."""
+    """Return rows of one length, trained on except for their first token."""
     generator = torch.Generator().manual_seed(seed)
     mask = torch.ones(num_rows, width)
     mask[:, 0] = 0
@@ -60,7 +60,7 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def backend(tiny_folder):
-    """A trainer whose adapters have left zero."""
+    """A trainer whose adapters are no longer zero."""
     made = DTensorTrainingBackend()
     config = PolicyConfig(
         model_name=str(tiny_folder),
@@ -128,7 +128,7 @@ def test_it_keeps_the_contract_of_adapters(tiny_folder, options):
 
 def test_the_contract_finds_an_adapter_that_is_added_to_the_one_before(tiny_folder):
     class Piling(MergedAdapter):
-        """Adds each adapter to what the model holds."""
+        """Adds each adapter to the model's weights."""
 
         def _add(self, adapter):
             super()._add(adapter)
@@ -150,7 +150,7 @@ def test_a_replica_has_the_merged_weights_to_the_bit(backend, tiny_folder, optio
         replica.generate(prompts())
     replica.load_weights(iter(exported(backend, with_base=True).items()), 1)
     for version in (2, 3):
-        # Errors do not pile up: the sum is that of the base, not of the last version.
+        # Errors do not accumulate: the sum starts from the base, not the last version.
         train(backend)
         sent = exported(backend, with_base=False)
         assert replica.load_weights(iter(sent.items()), version) == version
@@ -180,7 +180,7 @@ def test_bfloat16_is_rounded_once(backend, tiny_folder):
     wanted = sent[f"{name}.weight"].double() + scale * b @ a
     found = held[f"{name}.weight"]
     assert found.dtype == torch.bfloat16
-    # Half the distance of neighbouring numbers of eight bits.
+    # Half the spacing of eight-bit numbers.
     assert ((found.double() - wanted).abs() <= wanted.abs() * 2**-8).all()
 
 
@@ -273,7 +273,7 @@ def test_an_adapter_alone_needs_its_base():
     other = replace(new, name=PREFIX + "b.lora_A.weight")
     with pytest.raises(WeightSyncError, match=r"consist of: .*b\.lora_A"):
         receiver.accept(Manifest((new, other)), "adapter")
-    # An update that has begun, and was never accepted.
+    # An update that has started and was never accepted.
     receiver.weights([], alone)
     with pytest.raises(WeightSyncError, match="has no base"):
         receiver.weights([], alone)

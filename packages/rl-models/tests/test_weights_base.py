@@ -1,4 +1,4 @@
-"""When the base of adapters is sent, and which sides do not fit."""
+"""When the base of adapters is sent, and which sides are incompatible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LORA = {"r": 2, "sync": "adapter"}
 
 
 class Sides:
-    """A policy and a generator, as far as `BaseWeights` looks at them."""
+    """A policy and a generator, as far as `BaseWeights` reads them."""
 
     def __init__(self, lora=None, taken=None):
         self.sent_adapter = lora and LoRAConfig(**lora)
@@ -37,7 +37,7 @@ def test_the_base_is_sent_where_it_is_missing():
         return kind
 
     assert [sync() for _ in range(3)] == ["apart", "adapter", "adapter"]
-    sides.processes = [(0, 1)]  # it was started again
+    sides.processes = [(0, 1)]  # it was restarted
     assert [sync() for _ in range(2)] == ["apart", "adapter"]
     sides.processes.append((1, 0))  # another one has joined
     assert [sync(), sync(is_loaded=False), sync(), sync()] == [
@@ -48,9 +48,9 @@ def test_the_base_is_sent_where_it_is_missing():
     ]
     sides.base_version += 1
     assert [sync(), sync()] == ["apart", "adapter"]
-    sides.weight_version = 0  # the generator has loaded its model again
+    sides.weight_version = 0  # the generator has reloaded its model
     assert sync() == "apart"
-    # Whoever does not say which processes it has gets the base each time.
+    # A side that does not report its processes gets the base each time.
     silent = SimpleNamespace(taken_adapter=sides.taken_adapter, weight_version=1)
     base = BaseWeights(sides, silent)
     assert [sync(), sync()] == ["apart", "apart"]

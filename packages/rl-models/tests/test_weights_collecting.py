@@ -1,4 +1,4 @@
-"""Weights of a sync are put together on the ranks that send them, and nowhere else."""
+"""Weights of a sync are assembled only on the ranks that send them."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ FOUR = {
 
 
 def on_ranks(count, work, *arguments):
-    """Run a function in processes that are ranks; return their results in order."""
+    """Run a function in processes as ranks; return their results in order."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -65,7 +65,7 @@ def on_ranks(count, work, *arguments):
         )
         return work(*arguments)
 
-    # No CPUs: workers of other tests may still hold them, and ranks must all start.
+    # No CPUs: workers of other tests may still hold them, and all ranks must start.
     task = ray.remote(num_cpus=0)(start)
     return ray.get([task.remote(rank) for rank in range(count)], timeout=240)
 
@@ -92,7 +92,7 @@ def models(tmp_path_factory):
 
 
 def _collect(models, ways):
-    """What one rank collects of each layout, and what it gathers as a whole."""
+    """Return what one rank collects of each layout, and what it gathers as a whole."""
     import torch.distributed as dist  # noqa: PLC0415
 
     from rl_models.config import PolicyConfig  # noqa: PLC0415
@@ -149,7 +149,7 @@ def _collect(models, ways):
 
 @pytest.fixture(scope="module")
 def collected(ray_cluster, models):
-    """By layout and kind what each of its ranks has collected."""
+    """What each rank has collected, by layout and kind."""
     found = {}
     for count, ways in ((2, TWO), (4, FOUR)):
         ranks = on_ranks(count, _collect, models, ways)
@@ -183,7 +183,7 @@ def test_ranks_send_alike_and_receive_only_what_they_lack(collected, key):
     ranks = collected[key]
     sent = [sum(v.nbytes for v in rank["own"].values()) for rank in ranks]
     total = sum(sent)
-    # Nobody sends more than its share and the largest bucket.
+    # No rank sends more than its share plus the largest bucket.
     largest = max(8192, *(v.nbytes for v in ranks[0]["whole"].values()))
     assert max(sent) <= total / len(ranks) + largest
     for rank, own in zip(ranks, sent, strict=True):
@@ -196,7 +196,7 @@ def test_ranks_send_alike_and_receive_only_what_they_lack(collected, key):
 
 
 def _synthetic(dtype):
-    """What one of four ranks holds: blocks, uneven rows, copies, and a stage's own.
+    """Return what one of four ranks holds: blocks, uneven rows, copies, a stage's own.
 
     One tensor is the sum of two parameters, of which each rank holds other rows.
     """
@@ -219,7 +219,7 @@ def _synthetic(dtype):
     whole["sum"] = parameters["left"] + parameters["right"]
     boxes = {
         "blocks": Box((6, 10), (3 * (rank // 2), 5 * (rank % 2)), (3, 5)),
-        # As torch.chunk deals out 5 rows: 2, 2, 1 and none.
+        # As torch.chunk splits 5 rows: 2, 2, 1 and none.
         "rows": Box((5, 3), (min(2 * rank, 5), 0), (max(0, min(2, 5 - 2 * rank)), 3)),
         "copied": Box((4, 4), (2 * (rank % 2), 0), (2, 4)),
         "count": Box.whole((7,)),
@@ -284,7 +284,7 @@ def test_blocks_uneven_rows_copies_and_stages(ray_cluster, precision, dtype, cas
                 expected = whole[name]
                 if expected.is_floating_point():
                     expected = expected.to(cast)
-                    # What it is cast to for the generator, its own sender casts.
+                    # The sending rank casts it to the generator's type.
                     value = value.to(cast) if dtype is None else value
                 assert value.dtype == expected.dtype
                 assert torch.equal(value, expected), name

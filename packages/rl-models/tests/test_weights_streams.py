@@ -27,7 +27,7 @@ def tensors():
 
 
 def sender_of(export, rank):
-    """The sender of a rank that has all tensors whole, as `export` yields them."""
+    """Return the sender of a rank with all tensors whole, as `export` yields them."""
     return WeightSender(lambda request: whole_buckets(export(), request, rank), rank)
 
 
@@ -36,7 +36,7 @@ def sender(named):
 
 
 def messages(named, request, count=None):
-    """What the calls of all buckets give, with memory of their own."""
+    """Return the messages of all buckets, with memory of their own."""
     end = sender(named)
     count = count or WeightSender.num_buckets(named, request)
     parts = []
@@ -239,7 +239,7 @@ TURNS = (0, 2, 2, 0)
 
 
 def sharing(rank):
-    """The sender of a rank with the buckets whose turn is its own, a tensor in each."""
+    """Return the sender of a rank for the buckets of its own turns, one tensor each."""
 
     def export(request):
         for turn, pair in zip(request.turns, tensors().items(), strict=True):

@@ -1,4 +1,4 @@
-"""Trainer and replicas as workers: every way of the weights, and what goes wrong."""
+"""Trainer and replicas as workers: every weight transport, and its failures."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def prompts(num_rows=6):
 
 
 def learn(trainer, seed):
-    """One optimizer step that moves every weight."""
+    """Take one optimizer step that moves every weight."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 16, (4, 12), generator=generator)
     mask = torch.ones(4, 12)
@@ -97,7 +97,7 @@ def learn(trainer, seed):
 
 
 def disagreement(trainer, generation):
-    """Largest difference of the log-probs of what the replicas sample."""
+    """Return the largest log-prob difference on rows sampled by the replicas."""
     output = generation.generate(prompts())
     rows = BatchedDataDict(
         {
@@ -105,7 +105,7 @@ def disagreement(trainer, generation):
             "input_lengths": output["unpadded_sequence_lengths"],
         }
     )
-    # By the lengths: the log-prob of a sampled token may be 0.
+    # By length: the log-prob of a sampled token may be 0.
     totals = output["unpadded_sequence_lengths"][:, None]
     position = torch.arange(output["output_ids"].shape[1])
     first = totals - output["generation_lengths"][:, None]
@@ -183,7 +183,7 @@ def test_published_weights_are_a_copy(trainer, generation):
     copy = generation.generate(rows)
     assert not torch.equal(copy["output_ids"], before)
     assert disagreement(trainer, generation) > 1e-2
-    # Lost replicas get the same again, although the trainer has gone on.
+    # Lost replicas get the same version again, although the trainer has moved on.
     sync.restore_weights()
     _, loaded, again = sync.take_confirmed()
     assert loaded == again
@@ -208,7 +208,7 @@ def test_the_number_of_replicas_follows_the_run(cluster, trainer, tiny_folder):
         assert generation.num_replicas == 1
         assert torch.equal(generation.generate(rows)["output_ids"], sampled)
 
-        # The one that comes back serves only once it has the version that is served.
+        # The returning one serves only once it has the served version.
         generation.resize(2)
         assert generation.num_replicas == 2
         assert len(generation.replicas.serving) == 1
@@ -278,7 +278,7 @@ def test_versions_only_rise(trainer, generation):
         sync.sync_weights(version=before + 5)
     sync.go_back()
     assert sync.is_stale
-    # A trainer that has lost a worker does its last steps again.
+    # A trainer that has lost a worker repeats its last steps.
     assert sync.sync_weights(version=before + 3) == before + 3
     assert generation.weight_version == before + 3
     with pytest.raises(ConfigError, match=f"got {before + 3} with version"):
@@ -286,7 +286,7 @@ def test_versions_only_rise(trainer, generation):
 
 
 class Spoiling:
-    """A trainer whose messages lack the part of a bucket."""
+    """A trainer whose messages lack part of a bucket."""
 
     def __init__(self, trainer):
         self.trainer = trainer
@@ -306,7 +306,7 @@ def test_a_truncated_transfer_is_refused_until_a_sync_succeeds(trainer, generati
     assert generation.weight_version == before
     with pytest.raises(GenerationError, match="last weight update failed"):
         generation.generate(prompts())
-    # The replica itself refuses too, whoever asks.
+    # The replica itself also refuses, whoever asks.
     alone = generation.group.run_single_worker_single_data(
         "generate", 1, data=prompts()
     )
@@ -386,7 +386,7 @@ class Deadly:
 
     def start_weight_export(self, request, link=None):
         if self.victim is not None:
-            with suppress(ProcessLookupError):  # the second try
+            with suppress(ProcessLookupError):  # on the second attempt
                 os.kill(self.victim, signal.SIGKILL)
         return self.trainer.start_weight_export(request, link)
 
@@ -422,7 +422,7 @@ def test_replicas_that_were_all_lost_get_the_same_weights_again(trainer, generat
     sync.mark_stale()
     with pytest.raises(WeightSyncError, match="had changed"):
         sync.restore_weights()
-    # The other one may still be on its way; what follows ends the group.
+    # The other one may still be updating; what follows ends the group.
     assert generation.replicas.settle() == [0, 1]
 
 
@@ -502,7 +502,7 @@ def test_auto_shares_memory_where_it_can(trainer, generation, monkeypatch):
     assert isinstance(link, SharedMemoryLink)
     assert link_of(2) is link
     monkeypatch.setattr(SharedMemoryLink, "room", lambda: 64 << 20)
-    assert link_of(3) is link  # what is there does not need more
+    assert link_of(3) is link  # the existing link needs no more room
     assert WeightLinks(WeightSyncConfig(), trainer, generation).joined(1) is None
     monkeypatch.setattr(type(generation), "node_ids", {"another"})
     assert link_of(4) is None
