@@ -2,8 +2,8 @@
 
 Both sides run in one process tree on the same machine and take turns step by step, with
 the same number of cores: TRL once with one thread and once with as many as there are
-cores, of which the faster counts; ours with one worker per core, one thread each, of
-which each can also be left out (`--workers 1`).
+cores, of which the faster counts; ours with one worker per core and one thread each
+(fewer with `--workers 1`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COPY_STEPS = 200
 
 
 def main() -> None:
-    """Run the named benchmarks, each in a process of its own."""
+    """Run the named benchmarks, each in its own process."""
     names = [*WORKLOADS, *EXAMPLES]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=names, metavar="NAME")
@@ -99,7 +99,7 @@ def measure(name: str, options: argparse.Namespace, folder: Path) -> dict[str, A
 def grpo(
     name: str, steps: int, options: argparse.Namespace, baton: Baton, folder: Path
 ) -> dict[str, Any]:
-    """Let both sides train by GRPO; returns the lengths of their answers."""
+    """Train both sides with GRPO; return the lengths of their answers."""
     from benchmarks import ours, trl_peer
 
     work = WORKLOADS[name]
@@ -125,7 +125,7 @@ def grpo(
 def examples(
     name: str, steps: int, options: argparse.Namespace, baton: Baton, folder: Path
 ) -> dict[str, Any]:
-    """Let both sides train by SFT or DPO; returns the tokens of a step."""
+    """Train both sides with SFT or DPO; return the tokens of a step."""
     from benchmarks import ours, trl_peer
 
     work = EXAMPLES[name]
@@ -138,7 +138,7 @@ def examples(
     peer = _thread(lambda: peer_of(*arguments, options.threads, baton, folder))
     ours_of(*arguments, options.workers, baton, folder)
     peer.join(timeout=600)
-    # A pair has its prompt twice; every answer ends with one more token.
+    # A pair contains its prompt twice; every answer ends with one more token.
     answers = [column for column in rows[0] if column != "prompt"]
     tokens = sum(len(row["prompt"]) + len(row[a]) + 1 for row in rows for a in answers)
     return {"tokens_per_step": round(tokens / steps)}

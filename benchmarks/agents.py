@@ -1,13 +1,13 @@
-"""`python -m benchmarks.agents`: what it costs to serve agents, without a model.
+"""`python -m benchmarks.agents`: the cost of serving agents, without a model.
 
 `--tasks` agents (1,000) are in flight at the same time. Each asks the policy
 `--turns` times with its whole history and uses a tool that takes 1 s after each answer.
-They run in a process of their own, as an environment's worker does. The generator is a
-fake one: it takes `--answer-s` for a call (2), gives `--tokens` random tokens per row
-(64), and takes 16 calls at a time. One JSON line: seconds of processor time of the
-driver by kind of thread, their share of one core, and the driver's memory.
+They run in a process of their own, like an environment's worker. The generator is a
+fake: it takes `--answer-s` per call (2), returns `--tokens` random tokens per row (64),
+and handles 16 calls at a time. One JSON line: the driver's CPU seconds by kind of
+thread, their share of one core, and the driver's memory.
 
-The client's own time is not the run's and is counted apart (`agents_share`).
+The client's own time is not the run's and is reported separately (`agents_share`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ async def agent(task: Any, client: Any) -> float:
 
 
 def host(connection: Any, count: int) -> None:
-    """Run the agents; the process of an environment's worker."""
+    """Run the agents as the process of an environment's worker."""
     environment = AgentEnvironment(agent, max_at_once=count)
     while (request := connection.recv()) is not None:
         connection.send(environment.poll_agents(*request))
@@ -81,19 +81,19 @@ class Apart(EnvironmentInterface[Any]):
         self._process.start()
 
     def step(self, message_log_batch: Any, metadata: Any) -> Any:
-        """Refuse."""
+        """Raise an error."""
         raise NotImplementedError
 
     def poll_agents(
         self, begin: Any, cancel: Any, wait_s: float, worker: int = 0
     ) -> AgentPoll:
-        """Pass it on."""
+        """Forward it."""
         self._connection.send((begin, cancel, wait_s))
         poll: AgentPoll = self._connection.recv()
         return poll
 
     def end(self) -> float:
-        """End the process; return the seconds of processor time that it took."""
+        """Stop the process; return the CPU seconds that it took."""
         self._connection.send(None)
         spent: float = self._connection.recv()
         self._process.join(10.0)
@@ -101,7 +101,7 @@ class Apart(EnvironmentInterface[Any]):
 
 
 class Fake:
-    """Answers each call after a while."""
+    """Answers each call after a delay."""
 
     weight_version = 0
     calls_at_once = 16
@@ -114,7 +114,7 @@ class Fake:
     def generate(
         self, data: BatchedDataDict[Any], greedy: bool = False, *, sampling: Any = None
     ) -> BatchedDataDict[Any]:
-        """Give random tokens."""
+        """Return random tokens."""
         time.sleep(self._answer_s)
         self.num_calls += 1
         self.num_rows += data.size
@@ -136,7 +136,7 @@ class Fake:
 
 
 def spent_by_thread() -> Counter[str]:
-    """Return the processor seconds of this process's threads, by kind."""
+    """Return the CPU seconds of this process's threads, by kind."""
     found: Counter[str] = Counter()
     for thread in threading.enumerate():
         path = f"/proc/self/task/{thread.native_id}/stat"
@@ -151,7 +151,7 @@ def spent_by_thread() -> Counter[str]:
 
 
 class Watch(threading.Thread):
-    """Remembers the newest figures of the threads, which end before they are asked."""
+    """Keeps the latest figures of the threads, which may end before they are read."""
 
     def __init__(self) -> None:
         super().__init__(name="watch", daemon=True)
@@ -160,7 +160,7 @@ class Watch(threading.Thread):
         self.is_over = threading.Event()
 
     def run(self) -> None:
-        """Look twice a second."""
+        """Sample twice a second."""
         while not self.is_over.wait(0.5):
             self.newest |= spent_by_thread()
 

@@ -1,4 +1,4 @@
-"""Run two trainers step by step in turn, so that both meet the same machine.
+"""Run two trainers in turn, step by step, under the same machine load.
 
 ```
 main thread (ours)         thread (peer)
@@ -20,7 +20,7 @@ DEADLINE_S = 600.0
 
 
 class Baton:
-    """Lets two threads take turns, step by step, and times each side's steps.
+    """Makes two threads take turns step by step, and times each side's steps.
 
     Args:
         sides: Names of the two sides; the first begins.
@@ -50,14 +50,14 @@ class Baton:
         self._began_s = time.perf_counter()
 
     def give(self, side: str) -> None:
-        """This side's step has ended; the other side's begins."""
+        """End this side's step; the other side's begins."""
         self.times_s[side].append(time.perf_counter() - self._began_s)
         with self._condition:
             self._turn = self._other(side)
             self._condition.notify_all()
 
     def leave(self, side: str) -> None:
-        """This side takes no more turns."""
+        """Leave the alternation; this side takes no more turns."""
         with self._condition:
             self._done.add(side)
             self._condition.notify_all()

@@ -1,10 +1,10 @@
-"""`python -m benchmarks.asynchronous`: steps per hour, ahead of training and in turns.
+"""`python -m benchmarks.asynchronous`: steps per hour, asynchronous and synchronous.
 
 GRPO with 8 prompts x 8 answers per step. A reward takes 0.2 s, and 5 s for one answer
 in `--slow-one-in`, by a hash of prompt and answer, on 16 workers that only wait. The
-same run is made in turns and with each `--staleness`, one after the other with the same
-worker processes. One JSON line per run; `ratio` is its steps per hour by those in
-turns. `--quick` rewards without waiting: then there is nothing to gain but the overlap
+same run is made synchronously and with each `--staleness`, one after the other on the
+same worker processes. One JSON line per run; `ratio` is its steps per hour over the
+synchronous run's. `--quick` rewards without waiting: then the only gain is the overlap
 of sampling and training.
 """
 
@@ -38,14 +38,14 @@ def reward(prompt, response):
 
 
 class Clock(rl.Callback):
-    """Notes when steps end, and how old what they trained on was."""
+    """Records when steps end, and the age of their training data."""
 
     def __init__(self) -> None:
         self.ends_s: list[float] = []
         self.ages: list[float] = []
 
     def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
-        """Note it."""
+        """Record it."""
         self.ends_s.append(time.perf_counter())
         self.ages.append(metrics.get("train:asynchronous/staleness_mean", 0.0))
 

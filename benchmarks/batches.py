@@ -2,16 +2,16 @@
 
 - `transport`: put and get of a batch in Ray's object store, against the same tensors
   as a plain dict (Ray's default pickling of torch tensors) and against copying the
-  same bytes once within the process, into memory that was touched before.
+  same bytes once within the process, into memory that was touched beforehand.
 - `sharding`: 100,000 rows for 8 ranks by dynamic batching and by packing, including
   the selection of all rows, against the plain-Python first-fit-decreasing below, which
-  only computes the bins. Also how evenly the ranks are loaded, against round-robin.
+  only computes the bins. Also the load balance of the ranks, against round-robin.
 - `transfer`: a stream of named tensors over each link that needs no GPU, sender and
   receiver in threads of one process, against copying the same bytes once; and the
   digest alone, against CRC-32 and BLAKE2b.
 
-The sides take turns in one process. `ratio` says how many times faster ours is than the
-peer (against a copy: how many times slower, so lower is better).
+The sides take turns in one process. `ratio` is our speed-up over the peer (against a
+copy: our slowdown, so lower is better).
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def report(
 
 
 def transport(steps: int) -> None:
-    """Put and get, at three sizes; the targets hold at 256 MB."""
+    """Measure put and get at three sizes; the targets hold at 256 MB."""
     import ray
 
     from rl_distributed import BatchedDataDict, init_ray
@@ -128,7 +128,7 @@ def transport(steps: int) -> None:
 
 
 def columns(num_bytes: int) -> dict[str, torch.Tensor]:
-    """Tensors of 64 rows with about `num_bytes` in all."""
+    """Return tensors of 64 rows with about `num_bytes` in all."""
     unit = num_bytes // 64 // 8
     return {
         "ids": torch.randint(0, 1000, (64, unit // 2)),
@@ -142,7 +142,7 @@ def columns(num_bytes: int) -> dict[str, torch.Tensor]:
 
 
 def sharding(steps: int) -> None:
-    """Lengths spread evenly, and the long tail that sampled text has."""
+    """Measure uniform lengths, and the long tail of sampled text."""
     generator = np.random.default_rng(0)
     tail = generator.lognormal(4.5, 0.8, ROWS).astype(np.int64)
     for kind, lengths in (
@@ -151,7 +151,7 @@ def sharding(steps: int) -> None:
     ):
         began_s = time.perf_counter()
         first_fit_decreasing(lengths.tolist(), CAPACITY)
-        # It takes so long that once is enough, and warms up nothing.
+        # It takes so long that once is enough, and nothing needs a warm-up.
         took_s = round(time.perf_counter() - began_s, 4)
         peer = {"median_s": took_s, "q1_s": took_s, "q3_s": took_s, "steps": 1}
         for name in (
@@ -198,7 +198,7 @@ def measure_sharding(
 
 
 def first_fit_decreasing(lengths: list[int], capacity: int) -> list[list[int]]:
-    """Each row, the longest first, into the first bin with room."""
+    """Put each row, longest first, into the first bin with room."""
     bins: list[list[int]] = []
     room: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
@@ -218,7 +218,7 @@ def first_fit_decreasing(lengths: list[int], capacity: int) -> list[list[int]]:
 
 
 def transfer(steps: int) -> None:
-    """256 MB of named tensors over each link, and the cost of the digest."""
+    """Send 256 MB of named tensors over each link; measure the digest's cost."""
     from rl_distributed import init_ray
     from rl_distributed.transfer import (
         CollectiveLink,
@@ -266,7 +266,7 @@ def transfer(steps: int) -> None:
 
 
 def once(sender: Any, receiver: Any, threads: Any, tensors: Any) -> None:
-    """One transfer, to its verified end."""
+    """Run one transfer to its verified end."""
     from rl_distributed.transfer import receive_tensors, send_tensors
 
     def drain() -> int:

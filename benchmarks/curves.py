@@ -2,8 +2,8 @@
 
     python -m benchmarks.curves OUT.png LABEL=RUN_FOLDER[,RUN_FOLDER...] ...
 
-Each curve shows the last stage of its run, over training steps. Runs of one label have
-one colour.
+Each curve shows the last stage of its run, over training steps. Runs with the same
+label share a colour.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ Two questions, one JSON line per answer:
 - What does a call of a worker group cost compared with raw Ray calls of the same
   actors, with the same payload and one `ray.get` for all results? Both sides take
   turns, call by call, in one process; the medians are compared.
-- What does the controller itself pay per call as the number of workers grows? Workers
+- What does a call cost the controller itself as the number of workers grows? Workers
   are plain objects there, so that neither Ray nor processes are measured.
 
-`plain` is one more peer, for orientation: actors that Ray makes of the class itself,
-without our host. They double the number of processes, so they are measured only where
-asked for (`--plain`).
+`plain` is another peer, for orientation: Ray actors of the class itself, without our
+host. They double the number of processes, so they are measured only on request
+(`--plain`).
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
     options = parser.parse_args()
     if not options.fake:
         sizes = [int(size) for size in options.actors.split(",")]
-        # For Ray only: the actors wait for most of the time and need no core each.
+        # For Ray only: the actors are mostly idle and need no core each.
         init_ray(num_cpus=max(sizes))
         for size in sizes:
             for line in real(size, options.rounds, options.plain):
@@ -75,7 +75,7 @@ def show(line: dict[str, Any]) -> None:
 
 
 def real(size: int, rounds: int, plain: bool) -> list[dict[str, Any]]:
-    """Group calls against raw calls of the same actors."""
+    """Compare group calls with raw calls of the same actors."""
     cluster = RayVirtualCluster([size], use_gpus=False)
     group = RayWorkerGroup(
         cluster,
@@ -114,7 +114,7 @@ KINDS: dict[str, Callable[[RayWorkerGroup, list[Any]], Any]] = {
 
 
 def payload(kind: str, size: int) -> list[Any]:
-    """What each worker gets: the same text, or an array of its own."""
+    """Return each worker's input: the same text, or an array of its own."""
     if kind == "single_data":
         return ["x" * PAYLOAD] * size
     return list(np.arange(size * PAYLOAD, dtype=np.float32).reshape(size, PAYLOAD))
@@ -164,7 +164,7 @@ def compare(
 def alternate(
     sides: dict[str, Callable[[], None]], rounds: int
 ) -> dict[str, list[float]]:
-    """Let the sides take turns; each begins equally often."""
+    """Alternate between the sides; each begins equally often."""
     times: dict[str, list[float]] = {side: [] for side in sides}
     names = list(sides)
     for number in range(rounds + 5):
@@ -222,7 +222,7 @@ def controller(kind: str, rounds: int) -> dict[str, Any]:
             times.append(time.perf_counter() - begin)
         medians.append(statistics.median(times))
     slope, start = np.polyfit(FAKE_SIZES, medians, 1)
-    # 1 where cost grows with the number of workers, 2 where with its square.
+    # 1 if cost grows linearly with the number of workers, 2 if quadratically.
     exponent = np.polyfit(np.log(FAKE_SIZES[2:]), np.log(medians[2:]), 1)[0]
     return {
         "bench": f"controller_{kind}",

@@ -1,8 +1,8 @@
 """`python -m benchmarks.generation [--quick]`: tokens per second of the two backends.
 
-One JSON line per model and batch. Both backends run as one replica with one thread, in
-a process of their own each, and take turns call by call; the medians are compared. The
-rule of `backend: auto` (`rl_models.generation.choice`) is what these lines say.
+One JSON line per model and batch. Each backend runs as one replica with one thread in a
+process of its own; they take turns call by call, and the medians are compared. The rule
+of `backend: auto` (`rl_models.generation.choice`) follows these lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PROMPT_TOKENS = 16
 
 @dataclass(frozen=True)
 class Size:
-    """A model and what it is asked for."""
+    """A model and its workload."""
 
     hidden_size: int
     num_layers: int
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure(size: Size, calls: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """One line per batch; both backends are up at the same time."""
+    """Print one line per batch; both backends are up at the same time."""
     model = build_model(
         ModelBuildConfig.from_dict(
             {
@@ -115,7 +115,7 @@ def _compare(
     generator = torch.Generator().manual_seed(batch)
     times: dict[str, list[float]] = {name: [] for name in sides}
     for call in range(calls + 1):
-        # New prompts each time: a cache of the last call's must not count.
+        # New prompts each time: the last call's cache must not help.
         ids = torch.randint(3, 13, (batch, PROMPT_TOKENS), generator=generator)
         rows: BatchedDataDict[Any] = BatchedDataDict(
             {

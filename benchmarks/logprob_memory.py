@@ -1,10 +1,10 @@
 """`python -m benchmarks.logprob_memory`: peak memory of log-probs, whole and in chunks.
 
 A step of training on packed tokens with a vocabulary of 152 k, each side in a process
-of its own, one after the other: all logits at once, in chunks, and torch's
-`linear_cross_entropy` with chunks, which gives a sum only and no log-prob of a token.
-The peak is what the resident memory grows by during the step, of which 519 MiB are the
-gradient of the head. One line of JSON per side, then the ratio of the first two.
+of its own, one after the other: all logits at once, in chunks, and torch's chunked
+`linear_cross_entropy`, which returns only a sum and no per-token log-probs. The peak is
+the growth of resident memory during the step, of which 519 MiB are the gradient of the
+head. One line of JSON per side, then the ratio of the first two.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SIDES = ("whole", "chunked", "linear_cross_entropy")
 
 
 def main() -> None:
-    """Measure all sides, or the one that is named, in this process."""
+    """Measure all sides, or the named one, in this process."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--chunk", type=int, help="default: what is chosen by memory")
@@ -56,14 +56,14 @@ def main() -> None:
 
 
 def measure(side: str, num_tokens: int, chunk_size: int) -> dict[str, Any]:
-    """Run one step of a side; its peak and its time."""
+    """Run one step of a side; return its peak and its time."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = _model()
     tokens = torch.randint(0, VOCABULARY, (num_tokens,))
-    _step(side, model, tokens[:16], chunk_size)  # what is made once
+    _step(side, model, tokens[:16], chunk_size)  # one-off allocations
     model.zero_grad(set_to_none=True)
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before, start = _resident("VmRSS"), time.process_time()
     loss = _step(side, model, tokens, chunk_size)
     taken = time.process_time() - start
@@ -78,7 +78,7 @@ def measure(side: str, num_tokens: int, chunk_size: int) -> dict[str, Any]:
 
 
 def _model() -> Any:
-    """One small layer between an embedding that is not trained and a head that is."""
+    """Build one small layer between a frozen embedding and a trained head."""
     config = Qwen2Config(
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
@@ -94,7 +94,7 @@ def _model() -> Any:
 
 
 def _step(side: str, model: Any, tokens: Tensor, chunk_size: int) -> float:
-    """Forward and backward pass; returns the sum of the negative log-probs."""
+    """Run forward and backward; return the sum of the negative log-probs."""
     inputs = {"input_ids": tokens[None, :-1], "use_cache": False}
     targets = tokens[1:]
     positions = torch.arange(len(targets))
@@ -118,7 +118,7 @@ def _step(side: str, model: Any, tokens: Tensor, chunk_size: int) -> float:
 
 
 def _resident(field: str) -> int:
-    """KiB of resident memory, now or at most."""
+    """Return KiB of resident memory, current or peak."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 

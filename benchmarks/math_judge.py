@@ -1,12 +1,12 @@
 """`python -m benchmarks.math_judge [--answers N] [--rounds N]`: mathematical answers.
 
 Prints one JSON line: answers that the environment `math` judges per second with a
-process per core. Of the answers, drawn with a seed, half are right and written in
-another way than the solution: fractions, decimals, roots, products, sets, intervals,
-equations, units, texts. The limit that it is compared with is sympy alone, which parses
-both sides of as many Python expressions and simplifies their difference, on as many
-cores. A second line has the seconds that a comparison without an end costs the other
-answers of its batch. `load` is the load average of the last minute.
+process per core. Of the answers, drawn with a seed, half are correct but written
+differently from the solution: fractions, decimals, roots, products, sets, intervals,
+equations, units, texts. It is compared with sympy alone, which parses both sides of as
+many Python expressions and simplifies their difference, on as many cores. A second line
+has the seconds that a non-terminating comparison costs the other answers of its batch.
+`load` is the load average of the last minute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rl_envs.worlds.math import MathConfig, MathEnvironment
 
 TARGET_PER_S = 400.0
 TIMEOUT_S = 2.0
-# Its factorial of a factorial has more digits than memory.
+# Its factorial of a factorial has more digits than fit in memory.
 HOSTILE = r"\boxed{((10!)!)!}"
 
 
@@ -62,7 +62,7 @@ def judge(environment: MathEnvironment, pairs: list[tuple[str, str]]) -> list[fl
 
 
 def sympy_alone(size: int) -> int:
-    """Parse and compare expressions as sympy does it; return how many are equal."""
+    """Parse and compare expressions with sympy; return the number of equal ones."""
     import sympy
 
     rng, equal = random.Random(size), 0

@@ -13,7 +13,7 @@ SIDE = "ours"
 
 
 class Turns(rl.Callback):
-    """Takes the baton when a step begins and gives it when the step ends."""
+    """Takes the baton when a step begins, and passes it when the step ends."""
 
     def __init__(self, baton: Baton) -> None:
         self.baton = baton
@@ -29,7 +29,7 @@ def grpo(
     work: Workload, model: Path, rows: list[dict[str, str]], steps: int, workers: int,
     baton: Baton, folder: Path,
 ) -> dict[str, float]:  # fmt: skip
-    """Train `steps` steps by our GRPOTrainer; returns its last metrics."""
+    """Train `steps` steps with our GRPOTrainer; return its last metrics."""
     generation: dict[str, Any] = {"max_new_tokens": work.new_tokens}
     if work.fixed:
         generation["stop_token_ids"] = []
@@ -73,7 +73,7 @@ def sft(
     model: Path, rows: list[dict[str, str]], batch_size: int, steps: int, workers: int,
     baton: Baton | None, folder: Path, lr: float = 1e-6,
 ) -> Path | None:  # fmt: skip
-    """Train `steps` steps by our SFTTrainer; returns the model if it was kept."""
+    """Train `steps` steps with our SFTTrainer; return the model if it was kept."""
     trainer = rl.SFTTrainer.from_pretrained(
         str(model),
         policy={
@@ -104,7 +104,7 @@ def dpo(
     model: Path, rows: list[dict[str, str]], batch_size: int, steps: int, workers: int,
     baton: Baton, folder: Path,
 ) -> None:  # fmt: skip
-    """Train `steps` steps by our DPOTrainer; the reference is asked in each step."""
+    """Train `steps` steps with our DPOTrainer; the reference runs in each step."""
     trainer = rl.DPOTrainer.from_pretrained(
         str(model),
         policy={

@@ -1,17 +1,17 @@
-"""`python -m benchmarks.overhead`: what a GRPO step costs besides its real work.
+"""`python -m benchmarks.overhead`: the cost of a GRPO step beyond its actual work.
 
 One step samples 512 answers (64 prompts x 8) of such a length that every row has 512
 tokens, computes the log-probs of the old policy, and trains in two optimizer steps. Its
-wall time, from the begin of one step to the begin of the next, is divided into
+wall time, from the start of one step to the start of the next, is divided into
 
 - work: sampling (`generation/sampling`), log-probs and training in the workers,
 - weights: handing the new weights to the generator,
-- overhead: everything else: drawing and tokenised prompts, answers to text, rewards,
+- overhead: everything else: drawing and tokenizing prompts, decoding, rewards,
   filters, advantages, rows, sharding, logging, and the bookkeeping of checkpoints.
 
 One JSON line is printed; `share` is overhead / wall and must stay below 0.03. With
-`--record` the rows are recorded (`recorded_bytes` of each step). With
-`--profile N` the N functions of the controller with the most time of their own follow.
+`--record` the rows are recorded (`recorded_bytes` of each step). With `--profile N`,
+the N controller functions with the most own time follow.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ WEIGHTS = "timing:prepare_for_generation/total"
 
 
 class Clock(rl.Callback):
-    """Divides the time from step to step."""
+    """Splits the time from step to step."""
 
     def __init__(self, profile: cProfile.Profile | None) -> None:
         self.steps: list[dict[str, float]] = []
@@ -53,7 +53,7 @@ class Clock(rl.Callback):
         self._parts: dict[str, float] = {}
 
     def on_step_begin(self, *args: Any) -> None:
-        """End the step before this one."""
+        """End the previous step."""
         now_s = time.perf_counter()
         if self._parts:
             wall_s = now_s - self._began_s
@@ -66,13 +66,13 @@ class Clock(rl.Callback):
     def on_step_end(
         self, trainer: Any, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """Take what the timers say of this step."""
+        """Read this step's timers."""
         self._parts = {part: metrics[name] for part, name in WORK.items()}
         self._parts["weights"] = metrics.get(WEIGHTS, 0.0)
 
 
 def run(options: argparse.Namespace, folder: Path, clock: Clock) -> None:
-    """Make a run that is one step longer than what is measured."""
+    """Run one step more than is measured."""
     new_tokens = ROW_TOKENS - PROMPT_TOKENS
     work = Workload(
         "overhead", options.hidden, options.layers, 4, NUM_PROMPTS, NUM_GENERATIONS,

@@ -1,10 +1,10 @@
 """`python -m benchmarks.ragged_generation`: answers of very different lengths.
 
-The backend `huggingface` decodes 8 rows for each place of a batch. With
-`max_batch_size` a waiting row takes the place of one that has ended; the peer is the
-same backend, asked for one batch after the other, each as long as its longest row. Both
-give the same tokens. One JSON line per size of the batch; times are those of this
-process alone, with one thread.
+The backend `huggingface` decodes 8 rows for each slot of a batch. With
+`max_batch_size`, a waiting row takes the slot of one that has ended; the peer is the
+same backend run batch by batch, each as long as its longest row. Both sample the same
+tokens. One JSON line per size of the batch; times are CPU times of this process, with
+one thread.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(model: Path, size: int, calls: int) -> dict[str, Any]:
-    """Compare the two ways for one size of the batch, call by call in turns."""
+    """Compare the two ways at one batch size, alternating call by call."""
     backend = HuggingFaceGenerationBackend()
     config = GenerationConfig(
         max_new_tokens=NEW_TOKENS, max_batch_size=size, stop_token_ids=[3]
@@ -108,7 +108,7 @@ def _rows(count: int, call: int) -> BatchedDataDict[Any]:
 def _timed(
     backend: HuggingFaceGenerationBackend, calls: Sequence[BatchedDataDict[Any]]
 ) -> tuple[list[Any], float]:
-    # The processor's time: what else runs on the machine counts for less.
+    # CPU time: other load on the machine matters less.
     began = time.process_time()
     result = [backend.generate(rows) for rows in calls]
     return result, time.process_time() - began

@@ -2,8 +2,8 @@
 
 A policy is asked for the last digit of the sum of eight digits, which a model of this
 size does not learn in so few steps. The reward overlooks that an answer may hold more
-than one digit; a second check does not. Prints JSON lines of some steps: what the
-answers earn, the share of those with the full reward that the check rejects, and their
+than one digit; a second check does not. Prints JSON lines for some steps: the mean
+reward, the share of fully rewarded answers that the check rejects, and the answer
 length.
 """
 
@@ -30,12 +30,12 @@ COLUMNS = {
 
 
 def reward(response: str, answer: str) -> float:
-    """Overlook what else is in the response."""
+    """Ignore anything else in the response."""
     return float(answer in response)
 
 
 def exact(response: str, answer: str) -> float:
-    """Take the digit alone."""
+    """Accept the digit alone."""
     return float(response == answer)
 
 
@@ -51,7 +51,7 @@ def rows(count: int, seed: int) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Imitate for a few steps, then train on the reward, and print."""
+    """Imitate for a few steps, train on the reward, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
@@ -75,7 +75,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         model = build_model(config, folder / "model", seed=options.seed)
-        # So that answers begin as single digits, most of them wrong.
+        # So that answers start as single digits, most of them wrong.
         shown = [
             {"prompt": row["prompt"], "response": row["answer"]}
             for row in rows(2000, options.seed)

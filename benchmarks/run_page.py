@@ -1,15 +1,15 @@
-"""`python -m benchmarks.run_page [NAME ...]`: what looking at a run costs.
+"""`python -m benchmarks.run_page [NAME ...]`: the cost of viewing a run.
 
 One JSON line per figure, with its target:
 
-- `help`: `rl --help`, wall time of the process, and its processor time,
+- `help`: `rl --help`, wall time and CPU time of the process,
 - `report`: `rl report` of a run of 1,000 steps, likewise,
 - `long_run`: the page of 10,000 steps and 200,000 stored answers: its size, and the
   time until Chromium shows the first curves, from the start of the navigation,
-- `watch`: GRPO steps while `rl watch` follows the run and a client asks for the page as
-  often as a browser does, against steps while both are stopped by SIGSTOP. Blocks of
-  steps take turns; `watch_cpu_share` is the processor time of the server over the time
-  in which it ran, in units of one core, and `client_cpu_share` that of the client.
+- `watch`: GRPO steps while `rl watch` follows the run and a client requests the page as
+  often as a browser does, against steps while both are suspended by SIGSTOP. Blocks of
+  steps alternate; `watch_cpu_share` is the server's CPU time over its running time, in
+  units of one core, and `client_cpu_share` the client's.
 
 Runs of the second and third are written here: 80 metrics per step, and answers of 32
 tokens with their log-probs.
@@ -47,14 +47,14 @@ RL = [sys.executable, "-m", "rl_cli"]
 NUM_METRICS = 80
 ANSWER_TOKENS = 32
 LONG_STEPS, LONG_ANSWERS = 10_000, 200_000
-# Short, so that both blocks of a pair see the same machine, and longer than the period
-# of a page's requests.
+# Short, so that both blocks of a pair see the same machine load, yet longer than the
+# interval of a page's requests.
 BLOCK_STEPS = 4
 MOST_BYTES = 3_000_000
 
 
 def write_run(folder: Path, num_steps: int, answers_per_step: int) -> Path:
-    """Write the files of a GRPO run that has ended."""
+    """Write the files of a finished GRPO run."""
     rng = random.Random(7)
     folder.mkdir(parents=True)
     record = {
@@ -113,7 +113,7 @@ def _answer(step: int, number: int, rng: random.Random) -> dict[str, Any]:
 
 
 def _time_command(*arguments: str) -> tuple[float, float]:
-    """Return wall time and processor time of a command, in seconds."""
+    """Return wall time and CPU time of a command, in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     began_s = time.perf_counter()
     subprocess.run(
@@ -146,7 +146,7 @@ def measure_report(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def measure_long_run(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Weigh the page of a long run, and time its first view."""
+    """Measure the page of a long run: its size, and the time to its first view."""
     run = write_run(folder / "long", LONG_STEPS, LONG_ANSWERS // LONG_STEPS)
     report_s, cpu_s = _time_command("report", str(run))
     page = run / "report.html"
@@ -168,10 +168,10 @@ def _first_view_s(page: Path) -> float:
 
 
 class Turns(rl.Callback):
-    """Stops and continues what watches, block by block, and times the steps.
+    """Suspends and resumes the watchers block by block, and times the steps.
 
     Args:
-        watchers: Ends what watches.
+        watchers: Stops the watchers.
         run: Folder of the run.
     """
 
@@ -187,9 +187,9 @@ class Turns(rl.Callback):
     def on_step_end(
         self, trainer: Any, step: int, metrics: Mapping[str, float]
     ) -> None:
-        """End the block, if it is full, and begin the next one."""
+        """End the block if it is full, and start the next one."""
         if not self._processes:
-            # Not before the first step, whose compilations it is to be spared.
+            # Not before the first step, whose compilation the watchers must not affect.
             self._processes = self._stack.enter_context(watching(self._run))
         elif (step - self._steps) < BLOCK_STEPS:
             return
@@ -218,7 +218,7 @@ class Turns(rl.Callback):
         return [float(times.user + times.system) for times in used]
 
 
-# Asks like the page: is there a newer version than the one that it has?
+# Polls like the page: is there a newer version than its own?
 CLIENT = """
 import json, sys, time, urllib.request
 opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -1,10 +1,10 @@
 """`python -m benchmarks.sandbox [--slots N] [--programs N] [--rounds N]`: executions.
 
 Prints one JSON line with the time until a pool is ready, and one per way of running
-small Python programs: with the full stack of the level that is reached here, and
-without the network namespace. They take turns, round by round. The peer is an
-interpreter started for each program, without any confinement. `load` is the load
-average of the last minute, before and after: figures of a busy machine say little.
+small Python programs: with all confinement available on this machine, and without the
+network namespace. They take turns, round by round. The peer is an interpreter started
+for each program, without any confinement. `load` is the load average of the last
+minute, before and after: figures from a busy machine mean little.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def run_pool(pool: SandboxPool, size: int) -> None:
-    """Run programs in all slots of a pool, and check what they print."""
+    """Run programs in all slots of a pool, and check their output."""
     results = pool.run_all([Program(PROGRAM, INPUT)] * size)
     assert [result.stdout for result in results] == [OUTPUT] * size
 

@@ -1,14 +1,13 @@
 """`python -m benchmarks.startup [NAME ...] [--rounds N]`: how long a start takes.
 
-Each thing that a user waits for is measured from the start of its process, and
-compared with `python -c "import torch, ray"`, which every round runs as well: the ratio
-says more than seconds do, which depend on the machine and on who else uses it.
-Everything takes turns; medians are compared. One JSON line per figure:
+Everything that a user waits for is measured from the start of its process, and compared
+with `python -c "import torch, ray"`, which every round runs as well: the ratio means
+more than seconds, which depend on the machine and its load. All take turns; medians are
+compared. One JSON line per figure:
 
 - `ratio`: wall time in units of the imports; `cpu_ratio` the same for user and system
-  time, which another program on the machine changes less; only of commands that have
-  one process;
-- `target`: the largest ratio that we aim at.
+  time, which other programs affect less; only for single-process commands;
+- `target`: the highest acceptable ratio.
 """
 
 from __future__ import annotations
@@ -48,13 +47,13 @@ rl.train(
 
 @dataclass
 class Figure:
-    """One thing that is waited for."""
+    """One thing that a user waits for."""
 
     command: Callable[[Path], Sequence[str]]
-    """Arguments of Python, made of an empty folder."""
+    """Arguments of Python, given an empty folder."""
     target: float
     is_training: bool = False
-    """Whether it is over with its first step, and not with its process."""
+    """Whether it ends with its first step, not with its process."""
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
 
@@ -95,7 +94,7 @@ build_model(ModelBuildConfig(hidden_size=32, num_hidden_layers=2), sys.argv[1])
 
 
 def figures(model: str) -> dict[str, Figure]:
-    """Return what is measured, by name."""
+    """Return all measurements, by name."""
     rl = ["-m", "rl_cli"]
     policy = f"policy.model_name={model}"
     told = {
@@ -137,7 +136,7 @@ def _train(place: Path, policy: str) -> list[str]:
 
 
 def measure(figure: Figure, place: Path) -> None:
-    """Run it once, and keep how long it took."""
+    """Run it once, and record its duration."""
     command = [sys.executable, *figure.command(place)]
     before = _children_s()
     began_s = time.perf_counter()

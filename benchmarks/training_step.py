@@ -3,12 +3,12 @@
 Both sides hold the same model in one process with one thread, train by AdamW on the
 same tokens, and take turns step by step; the medians are compared.
 
-- `fixed`: rows of one length. The peer is what one would write by hand: transformers'
+- `fixed`: rows of one length. The peer is a hand-written loop: transformers'
   model, `cross_entropy` of all tokens, `backward` for each micro-batch, clipping, a
   fused optimizer step. `ratio` is our time over the peer's; the target is 1.1.
 - `ragged`: rows with the long tail of real text, packed by ours; by hand in the same
   micro-batches, each padded to its longest row. `ratio` is the peer's time over ours;
-  the target is 1.5. Ours without `sequence_packing` is as fast, as the backend leaves
+  the target is 1.5. Ours is as fast without `sequence_packing`, as the backend keeps
   padding out of the model either way.
 """
 
@@ -49,7 +49,7 @@ SHAPE = Qwen3Config(
 
 
 def main() -> None:
-    """Measure what is named."""
+    """Run the named measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=["fixed", "ragged"])
     parser.add_argument("--rounds", type=int, default=12)
@@ -81,7 +81,7 @@ Sides = dict[str, Callable[[], Any]]
 
 
 def fixed(model: str) -> tuple[Sides, float, bool]:
-    """Rows of one length, by our backend and by hand."""
+    """Compare our backend with a hand-written loop on rows of one length."""
     rows = _rows(torch.full((ROWS,), WIDTH))
     trainer = _trainer(model)
 
@@ -95,7 +95,7 @@ def fixed(model: str) -> tuple[Sides, float, bool]:
 
 
 def ragged(model: str) -> tuple[Sides, float, bool]:
-    """Rows of a log-normal length, padded and packed."""
+    """Compare rows of log-normal length, padded and packed."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randn(ROWS * 2, generator=generator).mul(0.8).add(4.0).exp()
     rows = _rows(lengths.long().clamp(4, WIDTH))
@@ -116,7 +116,7 @@ def ragged(model: str) -> tuple[Sides, float, bool]:
 
 
 def _bare_loop(model: str, rows: BatchedDataDict[Any]) -> Callable[[], float]:
-    """A step as one would write it by hand; it returns the loss."""
+    """Run a hand-written step; return the loss."""
     by_hand = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     by_hand.train()
     optimizer = torch.optim.AdamW(by_hand.parameters(), lr=RATE, fused=True)
@@ -185,7 +185,7 @@ def _step(backend: DTensorTrainingBackend, rows: BatchedDataDict[Any]) -> float:
 
 
 def _by_turns(sides: Sides, rounds: int) -> dict[str, float]:
-    """Median seconds of each side."""
+    """Return the median seconds of each side."""
     times: dict[str, list[float]] = {name: [] for name in sides}
     for _ in range(WARMUP + rounds):
         for name, step in sides.items():

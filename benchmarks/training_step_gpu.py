@@ -1,10 +1,10 @@
 """`python -m benchmarks.training_step_gpu`: a training step on a GPU, and plain FSDP2.
 
 One process and one GPU, a Qwen2-shaped model with random weights, computed in bfloat16
-with weights and optimizer state in float32, and a fused AdamW. The peer is what one
-would write by hand: transformers' model, `fully_shard` of each layer with the same
-mixed precision, `cross_entropy` of all tokens, clipping. The sides run one after the
-other, as both need the memory.
+with weights and optimizer state in float32, and a fused AdamW. The peer is a
+hand-written loop: transformers' model, `fully_shard` of each layer with the same mixed
+precision, `cross_entropy` of all tokens, clipping. The sides run one after the other,
+as both need the memory.
 
 - `fixed`: rows of one length.
 - `ragged`: rows with the long tail of real text, packed by ours; by hand in
@@ -63,7 +63,7 @@ Rows = BatchedDataDict[Any]
 
 
 def main() -> None:
-    """Measure what is named."""
+    """Run the named measurements."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=["fixed", "ragged"])
     parser.add_argument("--shape", choices=sorted(SHAPES), default="0.5b")
@@ -115,14 +115,14 @@ def _measured(name: str, model: str, shape: Qwen2Config, options: Any) -> Any:
         del step
         gc.collect()
         torch.cuda.empty_cache()
-    # Both compute in bfloat16, in another order.
+    # Both compute in bfloat16, in a different order.
     assert abs(losses["ours"] - losses["fsdp2"]) < 0.01 * losses["fsdp2"], losses
     ratio = speeds["ours"] / speeds["fsdp2"]
     return {**line, "ratio": round(ratio, 3), "target": 1.0, "met": ratio >= 1.0}
 
 
 def _timed(step: Callable[[], float], rounds: int) -> tuple[list[float], float]:
-    """Seconds of each step after the first ones, and the loss of the first."""
+    """Return the seconds of each step after the first ones, and the first loss."""
     first = step()
     for _ in range(WARMUP - 1):
         step()

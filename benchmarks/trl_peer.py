@@ -20,7 +20,7 @@ def grpo(
     work: Workload, model: Path, rows: list[dict[str, str]], steps: int, threads: int,
     baton: Baton, folder: Path,
 ) -> dict[str, Any]:  # fmt: skip
-    """Train `steps` steps by TRL's GRPOTrainer; returns its last log entry."""
+    """Train `steps` steps with TRL's GRPOTrainer; return its last log entry."""
     from trl import GRPOConfig, GRPOTrainer
 
     config = GRPOConfig(
@@ -44,7 +44,7 @@ def sft(
     model: Path, rows: list[dict[str, str]], batch_size: int, steps: int, threads: int,
     baton: Baton, folder: Path,
 ) -> None:  # fmt: skip
-    """Train `steps` steps by TRL's SFTTrainer on prompt/completion rows."""
+    """Train `steps` steps with TRL's SFTTrainer on prompt/completion rows."""
     from trl import SFTConfig, SFTTrainer
 
     config = SFTConfig(
@@ -58,7 +58,7 @@ def dpo(
     model: Path, rows: list[dict[str, str]], batch_size: int, steps: int, threads: int,
     baton: Baton, folder: Path,
 ) -> None:  # fmt: skip
-    """Train `steps` steps by TRL's DPOTrainer; the reference is asked in each step."""
+    """Train `steps` steps with TRL's DPOTrainer; the reference runs in each step."""
     from trl import DPOConfig, DPOTrainer
 
     config = DPOConfig(
@@ -71,7 +71,7 @@ def dpo(
 
 
 def _settings(folder: Path, steps: int) -> dict[str, Any]:
-    """Return what all three peers have in common."""
+    """Return the settings shared by all three peers."""
     return {
         "output_dir": str(folder),
         "learning_rate": 1e-6,
@@ -91,7 +91,7 @@ def _train(
     trainer_class: Any, config: Any, model: Path, rows: list[dict[str, str]],
     threads: int, baton: Baton, **parts: Any,
 ) -> Any:  # fmt: skip
-    """Train a model on rows, in turn with the other side; returns the trainer."""
+    """Train a model on rows, alternating with the other side; return the trainer."""
     warnings.simplefilter("ignore")
     from datasets import Dataset
     from transformers import AutoTokenizer

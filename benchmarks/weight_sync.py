@@ -1,11 +1,11 @@
-"""`python -m benchmarks.weight_sync`: how long weights take from trainer to generator.
+"""`python -m benchmarks.weight_sync`: time of weights from trainer to generator.
 
 One JSON line per model, backend and transport: the median time of a verified sync. With
-the backend vllm also the two things that a sync cannot do without, measured by turns
-with it: vLLM's own in-place load of the same tensors, from memory of its own process,
-and one round trip of the same bytes through Ray's object store. `ratio` is the sync
-over the sum of both. Memory that is touched first makes the first turns of all three
-slower; they do not count.
+the backend vllm also the two unavoidable parts of a sync, measured alternately with it:
+vLLM's own in-place load of the same tensors, from memory of its own process, and one
+round trip of the same bytes through Ray's object store. `ratio` is the sync over the
+sum of both. First-touch page faults slow the first turns of all three; they do not
+count.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DEADLINE_S = 300.0
 
 @dataclass(frozen=True)
 class Size:
-    """A model, and what its sync may take."""
+    """A model, and the limit for its sync."""
 
     name: str
     hidden_size: int
@@ -65,7 +65,7 @@ SIZES = (
 
 
 class Engine:
-    """A vLLM engine beside that of the replicas, to load without a transfer."""
+    """A vLLM engine beside the replicas' own, to load without a transfer."""
 
     def __init__(self, settings: dict[str, Any], folder: str) -> None:
         # In this environment, which has vllm.
@@ -76,7 +76,7 @@ class Engine:
         self.weights: list[tuple[str, torch.Tensor]] = []
 
     def keep(self, folder: str, precision: str) -> int:
-        """Read the weights into memory of this process; gives their bytes."""
+        """Read the weights into this process's memory; return their bytes."""
         from rl_models.ops.causal_lm import load_causal_lm
 
         model = load_causal_lm(folder, precision)
@@ -84,13 +84,13 @@ class Engine:
         return sum(tensor.nbytes for _, tensor in self.weights)
 
     def load(self) -> float:
-        """Seconds of one in-place load."""
+        """Return the seconds of one in-place load."""
         began_s = time.perf_counter()
         self.backend.load_weights(iter(self.weights), 1)
         return time.perf_counter() - began_s
 
     def take(self, block: Any) -> int:
-        """Look at each page of what came through the object store."""
+        """Touch each page received through the object store."""
         return int(block[::4096].sum())
 
 
@@ -131,7 +131,7 @@ def make_model(size: Size, folder: Path) -> Path:
 def measure(
     size: Size, backend: str, model: Path, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """One line per transport; all take turns."""
+    """Yield one line per transport; all take turns."""
     with ExitStack() as parts:
         cluster = parts.enter_context(
             RayVirtualCluster([1], use_gpus=False, max_colocated_worker_groups=3)
@@ -165,7 +165,7 @@ def measure(
 
 
 def in_turns(runs: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Median seconds of each, after the turns that warm it up."""
+    """Return the median seconds of each, after the warm-up turns."""
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + WARMUP_ROUNDS):
         for name, run in runs.items():
@@ -180,7 +180,7 @@ def sync_with(
     options: argparse.Namespace,
     parts: ExitStack,
 ) -> Callable[[], float]:
-    """What runs one sync, and gives its seconds."""
+    """Return a function that runs one sync and returns its seconds."""
     settings: dict[str, Any] = {"transport": transport}
     if options.bucket_mb:
         settings["bucket_bytes"] = options.bucket_mb << 20
@@ -202,7 +202,7 @@ def baselines(
     model: Path,
     parts: ExitStack,
 ) -> dict[str, Callable[[], float]]:
-    """What a sync cannot do without, each on its own."""
+    """Return the unavoidable parts of a sync, separately."""
     builder = RayWorkerBuilder(Engine, config.to_dict(), str(model))
     group = parts.enter_context(
         RayWorkerGroup(
@@ -233,7 +233,7 @@ def baselines(
 def line_of(
     size: Size, backend: str, transport: str, medians: dict[str, float], rounds: int
 ) -> dict[str, Any]:
-    """The result as it is printed."""
+    """Return the result as it is printed."""
     sync_s = medians["sync"]
     line: dict[str, Any] = {
         "bench": "weight_sync",

@@ -1,13 +1,13 @@
-"""`python -m benchmarks.weight_sync_memory`: what a weight sync takes of each rank.
+"""`python -m benchmarks.weight_sync_memory`: what a weight sync costs each rank.
 
 Two training ranks share a model in each layout in turn, and send it to one replica, in
 two ways: each tensor is collected on the rank that sends it (`sender`), or every rank
 gathers it and rank 0 sends all, as backends without `sharded_weights` do (`all`). One
 JSON line per layout and way:
 
-- `growth_mb`: what the resident memory of each rank grew by at most during the first
-  sync, which touches all memory that later ones reuse, and `ratio` the largest of them
-  over the size of the model. A rank that gathered the whole model would have 1;
+- `growth_mb`: peak growth of each rank's resident memory during the first sync, which
+  touches all memory that later ones reuse, and `ratio` the largest of them over the
+  size of the model. A rank that gathered the whole model would have 1;
 - `received_mb`: bytes that each rank received over its sockets in one sync;
 - `sync_ms`: median of syncs in which both ways take turns.
 
@@ -78,7 +78,7 @@ TCP_INFO, BYTES_RECEIVED_AT = 11, 128
 
 
 def main() -> None:
-    """Measure all layouts, or those that are named."""
+    """Measure all layouts, or the named ones."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layouts", nargs="*", default=list(LAYOUTS))
     parser.add_argument("--bucket-mb", type=int, default=4)
@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def make_models(folder: Path, depth: int) -> dict[str, Path]:
-    """Write a dense model and a mixture, both of many layers."""
+    """Write a dense model and a mixture, both with many layers."""
     dense = Qwen2Config(**SHAPE, intermediate_size=1536, num_hidden_layers=16 * depth)
     experts = Qwen3MoeConfig(
         **SHAPE,
@@ -118,7 +118,7 @@ def make_models(folder: Path, depth: int) -> dict[str, Path]:
 def measure(
     layout: str, model: Path, options: argparse.Namespace
 ) -> Iterator[dict[str, Any]]:
-    """Sync one layout in both ways; yield what each took of the ranks."""
+    """Sync one layout in both ways; yield the cost of each to the ranks."""
     largest, total = sizes(model)
     growth: dict[str, list[int]] = {}
     for way in reversed(WAYS):
@@ -186,7 +186,7 @@ def in_turns(
     for _ in range(rounds):
         for way in WAYS:
             switch(policy, way)
-            # The ways have links of their own, which the first sync joins.
+            # Each way has its own links, which the first sync joins.
             sync.sync_weights()
             for _ in range(SYNCS_PER_TURN):
                 before = on_ranks(policy, received_bytes)
@@ -205,7 +205,7 @@ def switch(policy: TrainingPolicy, way: str) -> None:
 
 
 def gather_on_all(host: Any) -> int:
-    """Hide from a rank that its backend hands out parts."""
+    """Hide from a rank that its backend exports shards."""
     worker = host._worker
     worker._hidden = worker._collector or worker._hidden
     worker._collector = None
@@ -235,7 +235,7 @@ def received_bytes(host: Any) -> int:
 
 
 def sizes(model: Path) -> tuple[int, int]:
-    """Bytes of the largest tensor and of all."""
+    """Return the bytes of the largest tensor and of all."""
     config = AutoConfig.from_pretrained(model)
     with torch.device("meta"):
         made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -257,7 +257,7 @@ def begin(host: Any) -> int:
 
 
 def peak(host: Any) -> int:
-    """Largest resident memory since `begin`, in KiB."""
+    """Return the largest resident memory since `begin`, in KiB."""
     return _status("VmHWM")
 
 

@@ -1,4 +1,4 @@
-"""What both sides of a benchmark are given: a model, a tokenizer, prompts, sizes."""
+"""The inputs of both sides of a benchmark: a model, a tokenizer, prompts, sizes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from rl_models import ModelBuildConfig, build_model
 
 DIGITS = "0123456789"
-# Chosen once: a step with these is of the size of the quickstart's.
+# Chosen once: with these, a step is about the size of the quickstart's.
 SEED = 11
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One GRPO step: prompts x generations, and how long everything is."""
+    """One GRPO step: prompts x generations, and all lengths."""
 
     name: str
     hidden_size: int
@@ -26,15 +26,15 @@ class Workload:
     prompt_lengths: tuple[int, int]
     """Shortest and longest prompt, in tokens."""
     new_tokens: int
-    """Tokens of an answer: all so long if `fixed`, else the longest."""
+    """Tokens of an answer: of each if `fixed`, else of the longest."""
     fixed: bool
     """Every answer has `new_tokens` tokens, or ends where the model ends it."""
     target: float
-    """The ratio peer / ours that we hold ourselves to."""
+    """The target ratio peer / ours."""
 
     @property
     def num_samples(self) -> int:
-        """Rows of one step."""
+        """Number of rows of one step."""
         return self.num_prompts * self.num_generations
 
     def model(self, folder: Path, context: int = 256) -> Path:
@@ -52,7 +52,7 @@ class Workload:
         return Path(build_model(config, folder / self.name, seed=SEED))
 
     def prompts(self, count: int) -> list[dict[str, str]]:
-        """Rows with a prompt of digits and, for copying, its answer."""
+        """Return rows with a prompt of digits and, for copying, its answer."""
         rng = random.Random(SEED)
         rows = []
         for _ in range(count):
@@ -82,7 +82,7 @@ class Examples:
     ragged: bool
     """Lengths have the long tail of real text (a log-normal one), or are all equal."""
     target: float
-    """The ratio peer / ours that we hold ourselves to."""
+    """The target ratio peer / ours."""
     batch_size: int = 64
     """Examples, or pairs, per step."""
 
@@ -119,5 +119,5 @@ EXAMPLES = {
 
 
 def reward(completion: str) -> float:
-    """Share of even digits: cheap, and with variance in every group."""
+    """Return the share of even digits: cheap, and with variance in every group."""
     return sum(c in "02468" for c in completion) / max(len(completion), 1)

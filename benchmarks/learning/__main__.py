@@ -3,9 +3,8 @@
     python -m benchmarks.learning grpo dapo --seeds 1 2 3
 
 Each NAME is trained once per seed, in minutes on two cores. The curves of held-out data
-go to `docs/assets/learning/NAME.json`, and `docs/assets/learning-NAME.png` is drawn of
-them; `--draw-only` draws what was measured before. Seeds that were measured before stay
-in the file.
+go to `docs/assets/learning/NAME.json` and are drawn in `docs/assets/learning-NAME.png`;
+`--draw-only` draws existing measurements. Seeds measured earlier stay in the file.
 """
 
 from __future__ import annotations

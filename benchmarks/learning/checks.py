@@ -1,4 +1,4 @@
-"""Second checks of right answers: other programs than those that reward them.
+"""Second checks of correct answers, implemented independently of the rewards.
 
 The functions are named by settings of the environment `second_check`, through the
 environment `reward`.
@@ -16,7 +16,7 @@ _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
 
 
 def bare_answer(prompt: str, response: str, answer: str) -> float:
-    """Accept the answer, character by character, and nothing around it."""
+    """Accept only the answer, character by character, with nothing around it."""
     return float(response == answer)
 
 
@@ -25,7 +25,7 @@ def bare_expression(
 ) -> float:
     """Accept one expression, without signs, blanks or "= target" around it.
 
-    Each number is used once; the value is computed by an own parser.
+    Each number is used once; the value is computed by a parser of its own.
     """
     tokens = _TOKEN.findall(response)
     used = sorted(int(token) for token in tokens if token.isdecimal())
@@ -65,12 +65,12 @@ def _factor(tokens: list[str]) -> Fraction:
     return value
 
 
-# Where the tile that moves into the gap comes from: rows and columns from the gap.
+# Where the tile that moves into the gap comes from: row and column offsets.
 _FROM = {"U": (1, 0), "D": (-1, 0), "L": (0, 1), "R": (0, -1)}
 
 
 def replayed_moves(prompt: str, response: str, board: str) -> float:
-    """Accept a conversation whose possible moves lead to the goal."""
+    """Accept a conversation whose legal moves lead to the goal."""
     rows = [list(row) for row in board.split("/")]
     said = [line for line in prompt.splitlines() if not line.endswith(">")]
     for move in [*said, response]:

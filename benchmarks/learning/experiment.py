@@ -1,4 +1,4 @@
-"""What is measured of a method: one training, one curve."""
+"""What is measured for a method: one training, one curve."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Curve:
     levels: Mapping[str, float] = field(default_factory=dict)
     """Horizontal lines by label, for example what the teacher reaches."""
     rejected: list[float] | None = None
-    """Share of the right answers that a second check rejects, as often as the values;
+    """Share of correct answers that a second check rejects, aligned with the values;
     None: there is no such check."""
 
 
@@ -33,11 +33,11 @@ class Experiment:
 
     title: str
     label: str
-    """What the curve shows."""
+    """The quantity on the curve."""
     run: Callable[[Path, int, KeptWorkers], Curve]
-    """Trains in an empty folder with a seed, in the processes of a pool."""
+    """Trains in an empty folder with a seed, on the processes of a pool."""
     algorithm: str | None = None
-    """The algorithm, where the experiment is not named after it or a preset."""
+    """The algorithm, if the experiment is not named after it or a preset."""
 
 
 def train(
@@ -63,5 +63,5 @@ def curve_of(result: TrainResult, metric: str, **levels: float) -> Curve:
 
 
 def with_model(settings: Mapping[str, Any], model: Path) -> dict[str, Any]:
-    """Return settings that train this model."""
+    """Return settings for training this model."""
     return dict(merge_configs(settings, {"policy": {"model_name": str(model)}}))

@@ -16,7 +16,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         grpo={"drop_zero_variance_groups": True},
         loss_fn={"reference_policy_kl_penalty": 0.0},
     ),
-    # The answer and its end take seven of the eight tokens, of which none is too many.
+    # The answer and its end take seven of the eight tokens, and none is too many.
     "dapo": on_sorting(
         "dapo",
         "DAPO",
@@ -26,9 +26,9 @@ EXPERIMENTS: dict[str, Experiment] = {
         },
     ),
     "drgrpo": on_sorting("drgrpo", "Dr. GRPO"),
-    # Their ratios say something only where a batch is used for several steps.
+    # Their ratios matter only where a batch is used for several steps.
     "gspo": on_sorting("gspo", "GSPO", num_updates=4),
-    # The bound of CISPO holds no token back: it takes smaller steps.
+    # CISPO's bound masks no token: it takes smaller steps.
     "cispo": on_sorting(
         "cispo",
         "CISPO",

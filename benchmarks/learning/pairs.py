@@ -18,7 +18,7 @@ __all__ = ["dpo", "reward_model"]
 
 
 def preferences(folder: Path, model: Path, seed: int) -> dict[str, Any]:
-    """Return the data of pairs: the right answer, and a wrong one of the model's."""
+    """Return pairs: the correct answer, and a wrong one from the model."""
     files = {}
     for part, num_rows in (("train", 2048), ("held_out", 512)):
         tasks = {"world": "sorting", "part": part, "num_rows": num_rows}
@@ -45,7 +45,7 @@ def preferences(folder: Path, model: Path, seed: int) -> dict[str, Any]:
 
 
 def dpo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
-    """Prefer right answers to wrong ones, beginning with the model that imitated."""
+    """Prefer correct answers to wrong ones, starting from the imitation model."""
     start = Sorting.start(folder / "start", seed, pool)
     settings = {
         "policy": {
@@ -73,7 +73,7 @@ def dpo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
 
 
 def orders(folder: Path, seed: int) -> dict[str, Any]:
-    """Return the data of pairs: the digits in their order, and in any other one."""
+    """Return pairs: the digits in order, and in any other order."""
     rng = random.Random(seed)
     files = {}
     for part, num_rows in (("train", 4096), ("held_out", 512)):
@@ -94,7 +94,7 @@ def orders(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def reward_model(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
-    """Tell digits in their order from digits in another one."""
+    """Distinguish digits in order from digits in another order."""
     start = Sorting.start(folder / "start", seed, pool)
     settings = {
         "policy": {

@@ -23,8 +23,8 @@ class ProgramTasks(TaskSource):
 
     Rows have the form of HumanEval: `prompt` with the start of a function, which the
     response completes, `entry_point` and `test`. Tests with other inputs, which no
-    prompt shows, are in `hidden_test`. Programs that compute the same belong to one
-    part: held-out functions are never trained on, in whatever words.
+    prompt shows, are in `hidden_test`. Equivalent programs belong to the same split:
+    held-out functions are never trained on, in whatever words.
 
     Args:
         num_steps: Number of steps of a function.
@@ -78,7 +78,7 @@ def _value(steps: Sequence[tuple[str, int]], x: int) -> int:
 def _body(steps: Sequence[tuple[str, int]]) -> str:
     body, is_sum = "x", False
     for name, number in steps:
-        # Brackets around a sum that is multiplied or subtracted, and nowhere else.
+        # Brackets only around a sum that is multiplied or subtracted.
         inner = f"({body})" if is_sum and name in ("times", "from") else body
         body, is_sum = _STEPS[name][1].format(x=inner, n=number), name != "times"
     return body

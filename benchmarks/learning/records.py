@@ -1,4 +1,4 @@
-"""Measured curves in a file, and their picture."""
+"""Measured curves in a file, and their plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["draw", "measure"]
 
 
 def measure(name: str, seeds: list[int], path: Path) -> None:
-    """Train by one method once per seed, and write each run down when it has ended."""
+    """Train by one method once per seed, and save each run when it has ended."""
     experiment = EXPERIMENTS[name]
     preset = find_preset(name)
     record: dict[str, Any] = {

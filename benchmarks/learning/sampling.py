@@ -1,4 +1,4 @@
-"""Methods that learn from answers that the model samples."""
+"""Methods that learn from answers sampled by the model."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def on_sorting(
     num_updates: int = 1,
     **changes: Any,
 ) -> Experiment:
-    """Return the experiment of a member of the GRPO family on the sorting task."""
+    """Return the sorting experiment of a member of the GRPO family."""
 
     def run(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
         start = Sorting.start(folder / "start", seed, pool)
@@ -48,7 +48,7 @@ def on_sorting(
 class TwoRewards(SortingEnvironment):
     """Rewards the right digits in any order, and any six digits in order.
 
-    Only the right answer has both; `accuracy` counts it alone.
+    Only the correct answer earns both; `accuracy` counts it alone.
     """
 
     def step(self, message_log_batch: Any, metadata: Any) -> EnvironmentReturn[Any]:
@@ -71,7 +71,7 @@ class TwoRewards(SortingEnvironment):
 
 
 def gdpo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
-    """Learn from two rewards, each of which a wrong answer can have."""
+    """Learn from two rewards, each attainable by a wrong answer."""
     start = Sorting.start(folder / "start", seed, pool)
     settings = with_model(Sorting.sampling(), start)
     del settings["env"]
@@ -80,7 +80,7 @@ def gdpo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
 
 
 def distillation(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
-    """Learn from a model that saw many demonstrations, beginning with one that saw few.
+    """Distil a model trained on many demonstrations into one trained on few.
 
     The student practises on prompts that neither has seen.
     """
@@ -112,7 +112,7 @@ def distillation(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
 
 
 def ppo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
-    """Sort better by what a critic says of each token; both begin with one model."""
+    """Sort better with a critic's values of each token; both start from one model."""
     start = Sorting.start(folder / "start", seed, pool)
     settings = Sorting.sampling()
     settings["ppo"] = settings.pop("grpo")

@@ -19,10 +19,10 @@ NUM_STEPS = 120
 
 
 class Sorting:
-    """The task of the quickstart: sort six digits, begun by imitation.
+    """The task of the quickstart: sort six digits, starting with imitation.
 
-    All methods begin with the same weights for the same seed: those of a model that
-    imitated 120 demonstrations, and sorts about a third of the held-out digits.
+    All methods start from the same weights for the same seed: those of a model that
+    imitated 120 demonstrations and sorts about a third of the held-out digits.
     """
 
     recipe: Mapping[str, Any] = load_config(Path(__file__).with_name("sorting.yaml"))
@@ -36,7 +36,7 @@ class Sorting:
 
     @classmethod
     def start(cls, folder: Path, seed: int, pool: KeptWorkers) -> Path:
-        """Return the model that imitated."""
+        """Return the imitation model."""
         model = folder / "random"
         build_model(ModelBuildConfig.from_dict(cls.recipe["model"]), model, seed=seed)
         settings = with_model(cls.stage("warmup"), model)
@@ -46,11 +46,11 @@ class Sorting:
 
     @classmethod
     def sampling(cls, num_generations: int = 4, num_updates: int = 1) -> dict[str, Any]:
-        """Return what all methods that sample have in common.
+        """Return the settings shared by all methods that sample.
 
         Args:
             num_generations: Answers to each prompt; a step has 512 in all.
-            num_updates: Optimizer steps that these are divided into.
+            num_updates: Number of optimizer steps that these are split into.
         """
         shared = {
             "num_prompts_per_step": 512 // num_generations,

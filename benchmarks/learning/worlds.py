@@ -1,8 +1,8 @@
 """Worlds with programs as judges: imitation of a few solutions, then GRPO.
 
 Each world has a file with its settings beside this one: `model`, `common`, and the
-stages `warmup`, `grpo` and, where it is measured, `imitation`, which goes on imitating
-the demonstrations of the warm-up instead.
+stages `warmup`, `grpo` and, where it is measured, `imitation`, which continues to
+imitate the demonstrations of the warm-up instead.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class World:
     """
 
     def __init__(self, name: str, changes: Mapping[str, Any] | None = None) -> None:
-        # Here and not on import, which would change the names of all task sources for
-        # whoever only lists the worlds.
+        # Here and not on import, which would change the names of all task sources even
+        # when the worlds are only listed.
         if "programs" not in task_registry:
             task_registry.register("programs")(ProgramTasks)
         path = Path(__file__).with_name(f"{name}.yaml")
@@ -51,8 +51,8 @@ class World:
     def run(self, folder: Path, seed: int, pool: KeptWorkers) -> Curve:
         """Return the held-out accuracy over the steps of GRPO.
 
-        The curve says, too, which share of the right answers the second check rejects,
-        and what imitation alone reaches from the same weights.
+        The curve also has the share of correct answers that the second check rejects,
+        and the result of imitation alone from the same weights.
         """
         model = folder / "random"
         build_model(ModelBuildConfig.from_dict(self._recipe["model"]), model, seed=seed)

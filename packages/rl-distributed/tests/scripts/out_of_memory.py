@@ -20,7 +20,7 @@ from rl_distributed import (
 )
 from rl_distributed.errors import WorkerDiedError
 
-# Well below the limit, unless another suite frees memory meanwhile.
+# Far less than MOST_MIB is filled, unless another suite frees memory meanwhile.
 MARGIN_MIB, MOST_MIB = 500, 8_000
 
 
