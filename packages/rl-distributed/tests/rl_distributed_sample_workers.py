@@ -38,6 +38,10 @@ class Sample:
     def pid(self):
         return os.getpid()
 
+    def pid_after(self, seconds):
+        threading.Event().wait(seconds)
+        return os.getpid()
+
     def rank(self):
         return int(os.environ["RANK"])
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, Self, get_args
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rl_distributed.config import Config
+from rl_distributed.errors import ConfigError
 from rl_distributed.security.tls_files import TlsFiles
 
-__all__ = ["STRATEGIES", "ClusterConfig", "PlacementStrategy"]
+__all__ = ["STRATEGIES", "ClusterConfig", "PlacementStrategy", "check_min_nodes"]
 
 PlacementStrategy = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 STRATEGIES: tuple[str, ...] = get_args(PlacementStrategy)
@@ -21,6 +23,13 @@ class ClusterConfig(Config):
 
     num_nodes: int = Field(1, gt=0)
     """Nodes that the cluster spans."""
+    min_nodes: int | None = Field(None, gt=0)
+    """Nodes that are enough to start with; null: all of `num_nodes`. Ray stays asked
+    for the others, so that an autoscaler adds them, and groups that can do without some
+    of their workers start those when a node comes."""
+    nodes_deadline_s: float = Field(0.0, ge=0)
+    """How long to wait for nodes that the Ray cluster does not have yet, such as those
+    of an autoscaler; with 0, a cluster that is too small is refused at once."""
     workers_per_node: int = Field(1, gt=0)
     """Bundles, and so workers of one group, on each node."""
     use_gpus: bool | None = None
@@ -41,3 +50,40 @@ class ClusterConfig(Config):
     """Variables of the environment that all processes of a new local cluster get,
     beside those that every process needs: names, or patterns such as `MY_*`, which pass
     no secrets."""
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> Self:
+        check_min_nodes(self.min_nodes, [1] * self.num_nodes, self.unified)
+        return self
+
+
+def check_min_nodes(
+    min_nodes: int | None, bundle_counts: Sequence[int], unified: bool
+) -> None:
+    """Refuse a smallest number of nodes that a cluster cannot start with.
+
+    Args:
+        min_nodes: That number; None: all.
+        bundle_counts: Bundles of each node.
+        unified: Whether one placement group holds all bundles.
+
+    Raises:
+        ConfigError: It is out of range, or the nodes cannot come one by one.
+    """
+    if min_nodes is None:
+        return
+    if not 1 <= min_nodes <= len(bundle_counts):
+        raise ConfigError(
+            f"min_nodes must be between 1 and the {len(bundle_counts)} nodes of the "
+            f"cluster: got {min_nodes}"
+        )
+    if unified:
+        raise ConfigError(
+            "min_nodes needs a placement group for each node: got unified=true, with "
+            "which Ray places all nodes or none; leave either out"
+        )
+    if len(set(bundle_counts)) > 1:
+        raise ConfigError(
+            "min_nodes needs the same number of bundles on each node, as any of them "
+            f"may be the one that is missing: got {list(bundle_counts)}"
+        )

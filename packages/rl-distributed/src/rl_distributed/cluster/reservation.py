@@ -4,10 +4,14 @@
 capacity of the nodes -> does it fit? -> which nodes -> ask Ray -> wait (deadline)
     -> read where Ray has put the bundles -> order of the ranks over them
 ```
+Blocks that no node has room for are asked for too if they may come later: Ray's
+autoscaler adds nodes for what is asked for, and Ray puts them on nodes that join.
 """
 
 from __future__ import annotations
 
+import bisect
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,8 +32,14 @@ from rl_distributed.cluster.placement import (
     check_unified_placement,
     shown_number,
 )
+from rl_distributed.cluster.start import live_nodes
 from rl_distributed.cluster.topology import BundlePlace, order_bundles, order_nodes
-from rl_distributed.errors import DeadlineExceededError
+from rl_distributed.cluster.watch import raise_if_lost
+from rl_distributed.errors import (
+    DeadlineExceededError,
+    DistributedError,
+    ResourceInsufficientError,
+)
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
@@ -41,6 +51,8 @@ __all__ = [
     "reserve_bundles",
 ]
 
+_LOOK_S = 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerSlot:
@@ -49,6 +61,7 @@ class WorkerSlot:
     placement_group_index: int
     bundle_index: int
     node_id: str
+    """Empty while no node has had room for it."""
     address: str
     nvlink_domain: str = ""
     """Name of the NVLink domain of the node; empty: none with other nodes."""
@@ -71,6 +84,19 @@ class Reservation:
     """Bundles of each placement group in the order of ranks."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """Placement groups to ask Ray for."""
+
+    sizes: Sequence[int]
+    """Bundles of each."""
+    strategy: str
+    targets: Sequence[str | None]
+    """Preferred nodes of those that there is room for, which come first."""
+    shortage: ResourceInsufficientError | None
+    """Why there is no room for all."""
+
+
 def reserve_bundles(
     bundle_counts: Sequence[int],
     bundle: Bundle,
@@ -80,6 +106,8 @@ def reserve_bundles(
     deadline_s: float,
     strategy: PlacementStrategy = "SPREAD",
     unified: bool = False,
+    min_blocks: int | None = None,
+    nodes_deadline_s: float = 0.0,
 ) -> Reservation:
     """Reserve bundles on the nodes of the Ray cluster that this process is in.
 
@@ -91,31 +119,46 @@ def reserve_bundles(
         deadline_s: how long to wait for resources that others hold.
         strategy: layout of a unified placement group.
         unified: one placement group for all bundles instead of one for each block.
+        min_blocks: how many blocks, all of the same size, must have a node; the others
+            come last in the order of ranks and stay asked for. None: all.
+        nodes_deadline_s: how long to wait for nodes that are not there yet.
 
     Raises:
         ResourceInsufficientError: the bundles would not fit even on empty nodes.
         DeadlineExceededError: others hold the resources; nothing is reserved then.
     """
+    request = (
+        _unified_request(sum(bundle_counts), bundle, nodes, what, strategy)
+        if unified
+        else _request_per_node(bundle_counts, bundle, nodes, what)
+    )
+    least = len(request.sizes) if min_blocks is None else min_blocks
+    may_wait = nodes_deadline_s > 0
+    if request.shortage and len(request.targets) < least and not may_wait:
+        raise request.shortage
     # Filled group by group, so that a failure halfway can release those already made.
     groups: list[PlacementGroup] = []
     try:
-        if unified:
-            total = sum(bundle_counts)
-            check_unified_placement(total, bundle, nodes, strategy, what=what)
-            resources = [bundle.as_resources()] * total
-            groups.append(placement_group(resources, strategy=strategy))
-        else:
-            _request_per_node(bundle_counts, bundle, nodes, what, groups)
-        _wait(groups, bundle, what, deadline_s)
-        rows = [_read_slots(group, nodes) for group in groups]
+        _ask(request, bundle, groups)
+        # Where there is room for more than the least, that is waited for as well.
+        placed = _wait(groups[: len(request.targets)], deadline_s)
+        if request.shortage and sum(placed) < least:
+            placed = _wait_for_nodes(groups, least, nodes_deadline_s)
+            nodes = live_nodes()
+        if sum(placed) < least:
+            late_s = nodes_deadline_s if request.shortage else deadline_s
+            raise _not_placed(request, groups, bundle, what, late_s)
+        placed = [_is_placed(group) for group in groups]
+        rows = [
+            _read_slots(group, nodes) if is_placed else _unplaced_slots(group)
+            for group, is_placed in zip(groups, placed, strict=True)
+        ]
     # Also on an interrupt: Ray would hold the bundles for ever.
     except BaseException:
         for group in groups:
             remove_placement_group(group)
         raise
-    # Where Ray has put the blocks is known only now.
-    counts = [sum(bundle_counts)] if unified else bundle_counts
-    order = _order_of_groups(counts, rows)
+    order = _order_of_groups(request.sizes, rows, placed)
     slots = [
         [replace(slot, placement_group_index=index) for slot in rows[i]]
         for index, i in enumerate(order)
@@ -123,42 +166,114 @@ def reserve_bundles(
     return Reservation([groups[i] for i in order], slots)
 
 
+def _unified_request(
+    total: int,
+    bundle: Bundle,
+    nodes: Sequence[NodeCapacity],
+    what: str,
+    strategy: PlacementStrategy,
+) -> _Request:
+    try:
+        check_unified_placement(total, bundle, nodes, strategy, what=what)
+    except ResourceInsufficientError as error:
+        return _Request([total], strategy, [], error)
+    return _Request([total], strategy, [None], None)
+
+
 def _request_per_node(
     bundle_counts: Sequence[int],
     bundle: Bundle,
     nodes: Sequence[NodeCapacity],
     what: str,
-    groups: list[PlacementGroup],
-) -> None:
+) -> _Request:
     nodes = order_nodes(nodes, bundle, sum(bundle_counts))
-    chosen = assign_blocks(bundle_counts, bundle, nodes, what=what)
-    # Request all before waiting for the first, so that Ray can place them at once.
-    for count, node in zip(bundle_counts, chosen, strict=True):
+    shortages: dict[int, ResourceInsufficientError] = {}
+
+    def lacks_room(count: int) -> bool:
+        try:
+            assign_blocks(bundle_counts[:count], bundle, nodes, what=what)
+        except ResourceInsufficientError as error:
+            shortages[count] = error
+        return count in shortages
+
+    total = len(bundle_counts)
+    num_fitting = total
+    if lacks_room(total):
+        # Fewer blocks never need more room, so that the first that lacks it is found
+        # by halving.
+        counts = range(1, total + 1)
+        num_fitting = bisect.bisect_left(counts, True, key=lacks_room)
+    chosen = assign_blocks(bundle_counts[:num_fitting], bundle, nodes, what=what)
+    targets = [nodes[index].node_id for index in chosen]
+    return _Request(bundle_counts, "STRICT_PACK", targets, shortages.get(total))
+
+
+def _ask(request: _Request, bundle: Bundle, groups: list[PlacementGroup]) -> None:
+    """Request all before waiting for the first, so that Ray can place them at once."""
+    for index, size in enumerate(request.sizes):
+        targets = request.targets
         groups.append(
             placement_group(
-                [bundle.as_resources()] * count,
-                strategy="STRICT_PACK",
+                [bundle.as_resources()] * size,
+                strategy=request.strategy,
                 # Only a preference: if that node is taken, Ray may choose another.
-                _soft_target_node_id=nodes[node].node_id,
+                _soft_target_node_id=targets[index] if index < len(targets) else None,
             )
         )
 
 
-def _wait(
-    groups: Sequence[PlacementGroup], bundle: Bundle, what: str, deadline_s: float
-) -> None:
+def _wait(groups: Sequence[PlacementGroup], deadline_s: float) -> list[bool]:
+    """Wait until all are placed, or the deadline; return which are."""
     end = time.monotonic() + deadline_s
-    for group in groups:
-        if not group.wait(max(0.0, end - time.monotonic())):
-            free = ray.available_resources()
-            raise DeadlineExceededError(
-                f"{what} waited {deadline_s:g} s for "
-                f"{bundle.times(group.bundle_count)}: the nodes are large enough, but "
-                f"others hold them (free now: {shown_number(free.get('CPU', 0.0))} "
-                f"CPUs and {shown_number(free.get('GPU', 0.0))} GPUs); shut down other "
-                "clusters, share one by max_colocated_worker_groups, or raise "
-                "deadline_s"
-            )
+    return [group.wait(max(0.0, end - time.monotonic())) for group in groups]
+
+
+def _wait_for_nodes(
+    groups: Sequence[PlacementGroup], least: int, deadline_s: float
+) -> list[bool]:
+    """Wait until some of the groups are placed, whichever; return which are."""
+    end = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while sum(placed := [_is_placed(group) for group in groups]) < least:
+        if time.monotonic() > end:
+            break
+        raise_if_lost()
+        pause.wait(_LOOK_S)
+    return placed
+
+
+def _is_placed(group: PlacementGroup) -> bool:
+    # `wait` takes a moment even for a group that is placed, and fails without it.
+    table = cast("dict[str, Any]", placement_group_table(group))
+    return bool(table["state"] == "CREATED")
+
+
+def _not_placed(
+    request: _Request,
+    groups: Sequence[PlacementGroup],
+    bundle: Bundle,
+    what: str,
+    deadline_s: float,
+) -> DistributedError:
+    if request.shortage is not None:
+        return ResourceInsufficientError(
+            f"{request.shortage}; no further node came within {deadline_s:g} s "
+            "(nodes_deadline_s)"
+        )
+    group = next(group for group in groups if not _is_placed(group))
+    free = ray.available_resources()
+    return DeadlineExceededError(
+        f"{what} waited {deadline_s:g} s for "
+        f"{bundle.times(group.bundle_count)}: the nodes are large enough, but "
+        f"others hold them (free now: {shown_number(free.get('CPU', 0.0))} "
+        f"CPUs and {shown_number(free.get('GPU', 0.0))} GPUs); shut down other "
+        "clusters, share one by max_colocated_worker_groups, or raise "
+        "deadline_s"
+    )
+
+
+def _unplaced_slots(group: PlacementGroup) -> list[WorkerSlot]:
+    return [WorkerSlot(0, bundle, "", "") for bundle in range(group.bundle_count)]
 
 
 def _read_slots(
@@ -216,11 +331,17 @@ def current_slots(
 
 
 def _order_of_groups(
-    counts: Sequence[int], rows: Sequence[Sequence[WorkerSlot]]
+    counts: Sequence[int],
+    rows: Sequence[Sequence[WorkerSlot]],
+    placed: Sequence[bool],
 ) -> list[int]:
     """Order of the groups in which neighbours are near; sizes keep their place."""
-    firsts = [replace(row[0].place, bundle=i) for i, row in enumerate(rows)]
+    # Where Ray has put the blocks is known only now. Those without a node come last.
+    firsts = [
+        replace(row[0].place, bundle=i) for i, row in enumerate(rows) if placed[i]
+    ]
     near = [place.bundle for place in order_bundles(firsts)]
+    near += [i for i, is_placed in enumerate(placed) if not is_placed]
     # Ranks follow the requested sizes, so only blocks of equal size may swap places.
     of_size = {
         size: iter([i for i in near if counts[i] == size]) for size in set(counts)

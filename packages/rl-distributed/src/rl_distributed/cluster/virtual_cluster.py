@@ -22,6 +22,7 @@ from rl_distributed.cluster.config import (
     STRATEGIES,
     ClusterConfig,
     PlacementStrategy,
+    check_min_nodes,
 )
 from rl_distributed.cluster.node_ports import ports_of_slots
 from rl_distributed.cluster.placement import Bundle
@@ -104,6 +105,8 @@ class RayVirtualCluster:
         self.name = name or "cluster"
         self.placement_group_strategy = placement_group_strategy
         self.deadline_s = deadline_s
+        self._min_nodes: int | None = None
+        self._nodes_deadline_s = 0.0
         self._bundle_resources = dict(bundle_resources or {})
         self._tls = tls
         self._pass_env: tuple[str, ...] = ()
@@ -141,6 +144,8 @@ class RayVirtualCluster:
             tls=config.tls,
         )
         cluster._pass_env = tuple(config.pass_env)
+        cluster._min_nodes = config.min_nodes
+        cluster._nodes_deadline_s = config.nodes_deadline_s
         return cluster
 
     def _check_arguments(self) -> None:
@@ -255,6 +260,8 @@ class RayVirtualCluster:
         *,
         unified: bool | None = None,
         strategy: PlacementStrategy | None = None,
+        min_nodes: int | None = None,
+        nodes_deadline_s: float | None = None,
     ) -> None:
         """Reserve the bundles now instead of when they are first needed.
 
@@ -264,6 +271,12 @@ class RayVirtualCluster:
                 groups that span nodes. None: as given to the constructor.
             strategy: how the unified placement group is laid out; None:
                 `placement_group_strategy`.
+            min_nodes: how many nodes are enough to start with; None: all. The bundles
+                of the others, which come last, stay asked for: Ray's autoscaler sees
+                them, and groups that may shrink (`FailurePolicy.on_node_lost`) start
+                workers there when a node comes.
+            nodes_deadline_s: how long to wait for nodes that the Ray cluster does not
+                have yet, such as those of an autoscaler; None or 0: refuse at once.
 
         Raises:
             ResourceInsufficientError: the nodes are too small or too few.
@@ -280,6 +293,13 @@ class RayVirtualCluster:
                     f"{forms[self._is_unified]}; call place(unified={unified}) before "
                     "anything else uses it"
                 )
+            if nodes_deadline_s is not None:
+                if nodes_deadline_s < 0:
+                    raise ConfigError(
+                        f"nodes_deadline_s must not be negative: got {nodes_deadline_s}"
+                    )
+                self._nodes_deadline_s = nodes_deadline_s
+            self._min_nodes = self._min_nodes if min_nodes is None else min_nodes
             self._init_placement_groups(strategy, unified)
 
     def tied_bundles(self, size: int) -> list[tuple[int, list[int]]]:
@@ -313,6 +333,7 @@ class RayVirtualCluster:
                 )
             if self._placement_groups:
                 return self._placement_groups
+            check_min_nodes(self._min_nodes, self._bundle_counts, use_unified_pg)
             init_ray(tls=self._tls, pass_env=self._pass_env)
             with audited("cluster.place", self.name, bundles=self._bundle_counts):
                 found = reserve_bundles(
@@ -323,6 +344,8 @@ class RayVirtualCluster:
                     deadline_s=self.deadline_s,
                     strategy=strategy or self.placement_group_strategy,
                     unified=use_unified_pg,
+                    min_blocks=self._min_nodes,
+                    nodes_deadline_s=self._nodes_deadline_s,
                 )
             self._placement_groups, self._slots = found.groups, found.slots
             self._is_unified = use_unified_pg

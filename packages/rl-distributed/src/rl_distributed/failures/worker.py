@@ -10,7 +10,9 @@ from rl_distributed.failures.out_of_memory import OUT_OF_MEMORY
 
 __all__ = ["FailureKind", "WorkerFailure", "WorkerHealth", "WorkerState"]
 
-FailureKind = Literal["raised", "died", "hung", "late", "cancelled", "released"]
+FailureKind = Literal[
+    "raised", "died", "hung", "late", "cancelled", "released", "unplaced"
+]
 WorkerState = Literal["idle", "busy", "silent", "dead"]
 
 
@@ -29,7 +31,8 @@ class WorkerFailure:
     kind: FailureKind
     """raised: a method raised; died: the process is gone; hung: it gave no sign of
     life; late: a call ran past its own deadline; cancelled: it went on with a call that
-    was cancelled; released: ended because it waited for a worker that failed."""
+    was cancelled; released: ended because it waited for a worker that failed; unplaced:
+    no node has had room for it so far."""
     method: str = ""
     """The method that ran, where one did."""
     cause: str = ""

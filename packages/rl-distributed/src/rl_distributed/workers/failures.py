@@ -146,6 +146,7 @@ def failure_error(
         "late": (WorkerHungError, "ran past the deadline of its call and was ended"),
         "cancelled": (CallCancelledError, "did not stop when told to and was ended"),
         "raised": (WorkerMethodError, "raised, and the workers that waited were ended"),
+        "unplaced": (WorkerDiedError, "has not been started"),
     }
     cls, end = kinds.get(failure.kind, (WorkerDiedError, "is gone"))
     message = f"{who} {end} ({what}): {failure.cause}"

@@ -16,7 +16,11 @@ import ray
 from ray import ObjectRef
 from typing_extensions import TypeVar
 
-from rl_distributed.errors import ConfigError, DistributedError
+from rl_distributed.errors import (
+    ConfigError,
+    DistributedError,
+    ResourceInsufficientError,
+)
 from rl_distributed.logs.logging import portable_log_context
 from rl_distributed.process.closing import close_after
 from rl_distributed.redaction import REDACTED, is_secret_variable
@@ -187,19 +191,61 @@ class RayWorkerGroup(Generic[W]):
         # Before the launch: workers connect to the watch as they start.
         self._launcher.watch_target = self.supervisor.watch.target
         try:
-            with audited("group.up", self.name, num_workers=len(self._seats)):
-                self._workers += self._launcher.launch()
+            absent = self._ranks_without_node(policy)
+            present = [s.rank for s in self._seats if s.rank not in absent]
+            with audited("group.up", self.name, num_workers=len(present)):
+                up = self._launcher.launch(present)
         except BaseException:
             self.supervisor.close()
             raise
-        self.supervisor.expect(self._workers)
+        by_rank = {worker.seat.rank: worker for worker in up}
+        for seat in self._seats:
+            worker = by_rank.get(seat.rank) or LaunchedWorker.to_come(seat, up[0])
+            self._workers.append(worker)
+        self.supervisor.expect(up)
+        self.supervisor.note_unplaced([self._workers[rank] for rank in absent])
+
+    def _ranks_without_node(self, policy: FailurePolicy) -> list[int]:
+        """Return the workers to start later, as the policy allows."""
+        ranks = range(len(self._seats))
+        if policy.on_node_lost == "shrink":
+            absent = self._launcher.find_seats(ranks)
+        else:
+            absent = [seat.rank for seat in self._seats if not seat.slot.node_id]
+        least = policy.min_workers if policy.on_node_lost == "shrink" else len(ranks)
+        if len(ranks) - len(absent) < least:
+            raise ResourceInsufficientError(
+                f"group {self.name!r} needs {least} workers, and cluster "
+                f"{self.cluster.name!r} has a node for "
+                f"{len(ranks) - len(absent)} of {len(ranks)} now; add nodes, or let "
+                "it start with fewer (on_node_lost='shrink', min_workers)"
+            )
+        return absent
 
     # --- the workers --------------------------------------------------------------
 
     @property
     def workers(self) -> list[ActorHandle]:
-        """The Ray actors, by rank."""
-        return [worker.handle for worker in self._workers]
+        """The Ray actors, by rank, of those that were started."""
+        return [worker.actor for worker in self._workers if worker.actor is not None]
+
+    @property
+    def live_ranks(self) -> list[int]:
+        """The workers that are up; all of them unless some have failed."""
+        gone = self.supervisor.gone
+        return [seat.rank for seat in self._seats if seat.rank not in gone]
+
+    def ranks_without_node(self) -> list[int]:
+        """Return the workers that no node has room for now, as after a loss."""
+        return self.supervisor.room.lacking(range(self.world_size))
+
+    def wait_for_nodes(self, ranks: Sequence[int]) -> None:
+        """Wait until a node has room for each of these workers.
+
+        Raises:
+            WorkerDiedError: none had in the time that the failure policy gives.
+        """
+        self.supervisor.room.wait(ranks)
 
     @property
     def seats(self) -> list[WorkerSeat]:
@@ -638,7 +684,8 @@ class RayWorkerGroup(Generic[W]):
             return False
         if len(up) + len(gone) < len(workers):
             return False
-        return all(failure.kind == "released" for failure in gone.values())
+        kinds = {failure.kind for failure in gone.values()}
+        return kinds <= {"released", "unplaced"}
 
     def __enter__(self) -> RayWorkerGroup:
         return self

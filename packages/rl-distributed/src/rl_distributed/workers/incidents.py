@@ -125,8 +125,9 @@ class IncidentLog:
                 return False
             incident = self.begin(failure)
             self.failed[rank] = failure
-            # By Ray's id, which is all that an error of Ray names.
-            self._roots[worker.actor_id] = incident.root
+            if worker.actor is not None:
+                # By Ray's id, which is all that an error of Ray names.
+                self._roots[worker.actor_id] = incident.root
             self._changed.notify_all()
         # Its silence is no news any more.
         self._watch.forget(rank)
@@ -152,7 +153,8 @@ class IncidentLog:
                 rank = worker.seat.rank
                 self._workers[rank] = worker
                 self.failed.pop(rank, None)
-                self.num_restarts[rank] += 1
+                # The first process of a rank that had to wait for a node is no restart.
+                self.num_restarts[rank] += worker.incarnation > 0
             left = next(iter(self.failed.values()), None)
             # Another one may have failed since.
             self.incident = None if left is None else Incident(left, time.monotonic())
@@ -164,7 +166,7 @@ class IncidentLog:
         end_processes(workers, END_S, at_once=True)
         for worker in workers:
             # On another node: only Ray can end it there.
-            if worker.process is None:
+            if worker.process is None and worker.actor is not None:
                 kill_on_node(worker)
 
     def release(self) -> None:

@@ -62,21 +62,46 @@ _INLINE_LENGTH = 1_024
 
 @dataclass(slots=True)
 class LaunchedWorker:
-    """One worker that is up."""
+    """One worker: up, gone, or still to come."""
 
     seat: WorkerSeat
-    handle: ActorHandle
+    actor: ActorHandle | None
+    """None: it has not been started, for no node has had room for it so far."""
     description: WorkerDescription
     process: psutil.Process | None
     """The process where it is on this machine."""
     incarnation: int = 0
     """Number of processes that this rank has had before."""
 
+    @classmethod
+    def to_come(cls, seat: WorkerSeat, peer: LaunchedWorker) -> LaunchedWorker:
+        """Return the stand-in for a worker that waits for a node.
+
+        Args:
+            seat: of the worker.
+            peer: a worker of the same class that is up.
+        """
+        description = dataclasses.replace(peer.description, pid=0, log_path="")
+        return cls(seat, None, description, None, incarnation=-1)
+
+    @property
+    def handle(self) -> ActorHandle:
+        """The actor.
+
+        Raises:
+            WorkerDiedError: It has not been started.
+        """
+        if self.actor is None:
+            raise WorkerDiedError(
+                f"worker {self.seat.rank} waits for a node with room, and was not "
+                "started so far"
+            )
+        return self.actor
+
     @property
     def actor_id(self) -> str:
-        """Ray's id of the actor."""
-        actor_id: str = self.handle._actor_id.hex()
-        return actor_id
+        """Ray's id of the actor; empty if it has not been started."""
+        return "" if self.actor is None else str(self.actor._actor_id.hex())
 
 
 def shared_argument(value: Any) -> Any:
@@ -209,7 +234,7 @@ class WorkerLauncher:
         # A whole group meets at a new port, as the old one may be taken by now; a
         # worker that comes back must meet the others where they are.
         if self._rendezvous is None or len(ranks) == len(self._seats):
-            first = self._seats[0]
+            first = self._seats[ranks[0]]
             self._rendezvous = self._cluster.get_available_address_and_port(
                 *first.bundle
             )

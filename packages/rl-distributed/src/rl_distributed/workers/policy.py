@@ -5,11 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from rl_distributed.errors import ConfigError
 
-__all__ = ["FailFast", "FailurePolicy", "Restart", "RestartGroup", "RestartWorker"]
+__all__ = [
+    "FailFast",
+    "FailurePolicy",
+    "OnNodeLost",
+    "Restart",
+    "RestartGroup",
+    "RestartWorker",
+]
+
+OnNodeLost = Literal["wait", "shrink", "fail"]
+"""What to do about a worker that no node has room for."""
 
 # Any stands for `RayWorkerGroup`, which is built on policies: naming it here would
 # close a circle of imports.
@@ -38,6 +48,17 @@ class FailurePolicy:
     node_limit_s: float = 10.0
     """How long a node may be out of reach before its workers count as dead. One whose
     Ray process has ended is lost at once."""
+    on_node_lost: OnNodeLost = "wait"
+    """What a restart does if no node has room for the worker, as after the loss of one:
+
+    - `wait` for a node up to `resources_deadline_s`;
+    - `shrink`: go on without the worker while at least `min_workers` are up, and start
+      it as soon as a node has room; with fewer, like `wait`. For workers that do not
+      need each other. Such a group also starts without the workers whose node is still
+      to come (`RayVirtualCluster.place(min_nodes=...)`);
+    - `fail`: raise the failure at once."""
+    min_workers: int = 1
+    """Smallest number of workers that a group with `shrink` goes on with."""
     resources_deadline_s: float = 300.0
     """How long a restart may wait for a node with room after one was lost: for its
     return or for another. Calls and `recover` wait; a wait for results whose call is
@@ -60,6 +81,15 @@ class FailurePolicy:
             value = getattr(self, name)
             if not value > 0:
                 raise ConfigError(f"{name} must be positive: got {value}")
+        if self.on_node_lost not in get_args(OnNodeLost):
+            raise ConfigError(
+                "on_node_lost must be 'wait', 'shrink' or 'fail': got "
+                f"{self.on_node_lost!r}"
+            )
+        if isinstance(self.min_workers, bool) or self.min_workers < 1:
+            raise ConfigError(
+                f"min_workers must be at least 1: got {self.min_workers!r}"
+            )
         if self.release_after_s < 0:
             raise ConfigError(
                 f"release_after_s must not be negative: got {self.release_after_s}"
@@ -173,6 +203,16 @@ class RestartWorker(Restart):
 @dataclass(frozen=True, kw_only=True)
 class RestartGroup(Restart):
     """Restart all workers with a new MASTER_PORT."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.on_node_lost == "shrink":
+            raise ConfigError(
+                "on_node_lost 'shrink' is for workers that do not need each other: got "
+                "RestartGroup, which restarts all of them; use RestartWorker, or shut "
+                "the group down and make a smaller one on the bundles that have a node "
+                "(RayVirtualCluster.find_bundles)"
+            )
 
     def ends_all(self) -> bool:
         """Return whether workers that have not failed are started again too: yes."""

@@ -33,6 +33,7 @@ from rl_distributed.process.closing import close_after
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
 from rl_distributed.workers.group import RayWorkerGroup
+from rl_distributed.workers.policy import FailFast
 
 if TYPE_CHECKING:
     from rl_distributed.actor_environments import ActorEnvironment
@@ -117,7 +118,8 @@ class WorkerPool(Generic[W]):
 
     Every worker has at most one item at a time and gets the next when it is done. A
     worker that dies or hangs is restarted while the others continue; its item is
-    retried on any of them.
+    retried on any of them. One whose node is lost, or still to come
+    (`RayVirtualCluster.place(min_nodes=...)`), is started when a node has room for it.
 
     Args:
         cluster: Where the workers run.
@@ -126,7 +128,8 @@ class WorkerPool(Generic[W]):
         name: Of the pool in messages; empty: the name of the class.
         environment: The workers' isolated environment; None: what the class declares.
         options: Further keyword arguments of `RayWorkerGroup`, such as `env_vars` or
-            `workers_per_node`.
+            `workers_per_node`. `failure_policy` is `FailFast(on_node_lost="shrink")`
+            unless given, as the pool restarts workers itself.
 
     Raises:
         Error: like `RayWorkerGroup`.
@@ -144,15 +147,16 @@ class WorkerPool(Generic[W]):
         builder = RayWorkerBuilder.of(worker)
         if environment is not None:
             builder = builder.with_options(environment=environment)
+        options.setdefault("failure_policy", FailFast(on_node_lost="shrink"))
         self.group = RayWorkerGroup(cluster, builder, name_prefix=name, **options)
         # Shared by all threads that map: whichever takes a rank owns that worker.
         self._idle: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for rank in range(self.group.world_size):
-            self._idle.put(rank)
         # For `_lost`, which restarts write in threads of their own.
         self._lock = threading.Lock()
         self._lost: dict[int, DistributedError] = {}
         self._is_closed = False
+        for rank in range(self.group.world_size):
+            self.give_back(rank)
 
     def map(
         self,

@@ -56,7 +56,8 @@ def end_processes(
             started += _children(worker.process)
     if ray.is_initialized():
         for worker in workers:
-            ray.kill(worker.handle, no_restart=True)
+            if worker.actor is not None:
+                ray.kill(worker.actor, no_restart=True)
     grace = min(timeout_s, _KILL_GRACE_S)
     # Once Ray's own processes are gone, it no longer ends workers.
     at_once = at_once or find_loss() is not None

@@ -42,9 +42,10 @@ from rl_distributed.workers.failures import cause_of_death, failure_error, is_va
 from rl_distributed.workers.group_watch import GroupWatch, WatchEvent
 from rl_distributed.workers.incidents import ASK_S, END_S, Incident, IncidentLog
 from rl_distributed.workers.launch import LaunchedWorker, WorkerLauncher
-from rl_distributed.workers.node_watch import NodeWatch, is_reached, places_of
+from rl_distributed.workers.node_watch import NodeWatch, places_of
 from rl_distributed.workers.policy import FailurePolicy, Restart
 from rl_distributed.workers.processes import is_at_work, is_stopped, process_state
+from rl_distributed.workers.room import NodeRoom
 
 __all__ = ["GroupSupervisor", "open_supervisors"]
 
@@ -104,6 +105,7 @@ class GroupSupervisor:
         self._recovery = threading.RLock()
         self._is_recovering = False
         self._restarts: list[float] = []
+        self._next_look = 0.0
         self._given_up: DistributedError | None = None
         # A weak reference, so that the watch's thread does not keep an
         # unused group alive.
@@ -124,9 +126,8 @@ class GroupSupervisor:
 
         self.nodes = NodeWatch(name, policy.node_limit_s, on_lost)
         self._own_node = ray.get_runtime_context().get_node_id()
-        # Ray takes its time to give up a node that is lost.
-        self._lost_nodes: set[str] = set()
         self._log = IncidentLog(workers, policy, self.watch)
+        self.room = NodeRoom(name, policy, launcher, self._log)
         self._explainer = FailureExplainer(workers, policy, self._log)
         with _open_lock:
             _open.add(self)
@@ -159,6 +160,16 @@ class GroupSupervisor:
         if far:
             self.nodes.watch(places_of(far))
 
+    def note_unplaced(self, workers: Sequence[LaunchedWorker]) -> None:
+        """Enter workers that were not started, because no node has room for them."""
+        for worker in workers:
+            rank, address = worker.seat.rank, worker.seat.slot.address or "to come"
+            cause = "no node has had room for it so far"
+            failure = WorkerFailure(
+                self.name, rank, address, None, "unplaced", cause=cause
+            )
+            self._log.note(worker, failure)
+
     def close(self) -> None:
         """Stop watching: workers that end from now on end on purpose."""
         with _open_lock:
@@ -175,7 +186,7 @@ class GroupSupervisor:
 
     def _lose_node(self, node_id: str, cause: str) -> None:
         """Note a lost node, in the thread of the watch of nodes."""
-        self._lost_nodes.add(node_id)
+        self.room.lose(node_id)
         self._investigate(self._log.record_lost_node, node_id, cause)
 
     def _investigate(self, look: Callable[..., None], *arguments: Any) -> None:
@@ -269,12 +280,16 @@ class GroupSupervisor:
         Raises:
             WorkerError: a worker that the call needs has failed, and stays away.
         """
+        can_shrink = self.policy.on_node_lost == "shrink"
         if self.policy.restarts:
             self.recover()
-            return
+            if not can_shrink:
+                return
         incident = self.incident
-        if incident is not None and self._log.failed_among(ranks):
-            raise failure_error(incident.root, what)
+        if incident is not None and (gone := self._log.failed_among(ranks)):
+            # Workers that can be done without do not take part in each other's ends.
+            own = self._log.failed.get(gone[0], incident.root)
+            raise failure_error(own if can_shrink else incident.root, what)
 
     # --- restarting ---------------------------------------------------------------
 
@@ -303,13 +318,26 @@ class GroupSupervisor:
                 while self.incident is not None and not self._log.is_closed:
                     raise_if_lost(at_once=True)
                     failed = self._log.failed_among()
+                    if self.room.can_shrink:
+                        if not self._placed(failed):
+                            return
                     # A wait that is to raise the failure must not wait for a node
                     # instead; the next call will.
-                    if not is_patient and self._homeless(failed):
+                    elif not is_patient and self.room.lacking(failed):
                         return
                     self._restart(policy, self.incident)
             finally:
                 self._is_recovering = False
+
+    def _placed(self, failed: Sequence[int]) -> list[int]:
+        """Return those of these ranks that a node has room for now."""
+        # Looked up now and then: each call comes here while a worker is missing.
+        if time.monotonic() < self._next_look:
+            return []
+        lacking = self.room.lacking(failed)
+        if len(lacking) == len(failed):
+            self._next_look = time.monotonic() + _ROOM_LOOK_S
+        return [rank for rank in failed if rank not in lacking]
 
     def restart(self, ranks: Sequence[int]) -> list[int]:
         """Start those of these workers again that have failed; others go on meanwhile.
@@ -326,10 +354,10 @@ class GroupSupervisor:
             raise_if_lost(at_once=True)
             # Outside of the lock: others of the group can be restarted while this one
             # waits for a node.
-            self._find_room(failed)
+            self.room.wait(failed)
         with self._recovery:
             failed = self._log.failed_among(ranks)
-            if failed:
+            if failed and not self._log.is_closed:
                 self._put_in_place(self._relaunch(failed))
             return failed
 
@@ -344,24 +372,24 @@ class GroupSupervisor:
             lambda: not incident.open_releases, ASK_S + policy.release_after_s + END_S
         )
         ranks = self._ranks_to_restart(policy, incident)
+        if self.room.can_shrink:
+            ranks = self._placed(ranks)
         if not ranks:
             self._put_in_place([])
             return
-        logger.warning(
-            "restarting %s of group %r, because %s %s",
-            ranks,
-            self.name,
-            incident.root.label,
-            incident.root.kind,
-        )
-        self._find_room(ranks)
+        root = incident.root
+        verb, why = "restarting", f"{root.label} {root.kind}"
+        if root.kind == "unplaced":
+            verb, why = "starting", "a node has room now"
+        logger.warning("%s %s of group %r, because %s", verb, ranks, self.name, why)
+        self.room.wait(ranks)
         # Counted before it is tried: a start that fails is a try as well.
         self._restarts.append(time.monotonic())
         try:
             fresh = self._relaunch(ranks)
         except (WorkerStartError, DeadlineExceededError) as error:
             logger.warning("restart of group %r failed: %s", self.name, error)
-            if self._homeless(ranks):
+            if self.room.lacking(ranks):
                 # Another node was lost meanwhile: that does not count.
                 self._restarts.pop()
             return
@@ -381,51 +409,6 @@ class GroupSupervisor:
                 # their state.
                 self._log.incident = incident
                 raise
-
-    def _find_room(self, ranks: Sequence[int]) -> None:
-        """Wait until each of these workers has a node to go to.
-
-        Raises:
-            WorkerDiedError: not within `resources_deadline_s`.
-        """
-        limit_s = self.policy.resources_deadline_s
-        end = time.monotonic() + limit_s
-        was_told = False
-        while not self._log.is_closed and (waiting := self._homeless(ranks)):
-            raise_if_lost(at_once=True)
-            if not was_told:
-                was_told = True
-                logger.warning(
-                    "restart of group %r: no node has room for worker(s) %s now; "
-                    "waiting up to %g s",
-                    *(self.name, waiting, limit_s),
-                )
-            if time.monotonic() > end:
-                failure = self._log.failed.get(waiting[0])
-                why = "" if failure is None else f"; {failure.label}: {failure.cause}"
-                error = WorkerDiedError(
-                    f"group {self.name!r} cannot start worker(s) {waiting} again: no "
-                    f"node had room for them within {limit_s:g} s "
-                    f"(resources_deadline_s); add a node, then call again{why}"
-                )
-                error.failure = failure
-                raise error
-            self._log.stop.wait(_ROOM_LOOK_S)
-
-    def _homeless(self, ranks: Sequence[int]) -> list[int]:
-        """Those of these ranks whose bundle is on no node that can be reached."""
-        waiting = set(self._launcher.find_seats(ranks))
-        seats = self._launcher.seats
-        for rank in set(ranks) - waiting:
-            node_id = seats[rank].slot.node_id
-            if node_id in self._lost_nodes:
-                # A node that only stood still, or whose network was away, is used
-                # again.
-                if is_reached(node_id):
-                    self._lost_nodes.discard(node_id)
-                else:
-                    waiting.add(rank)
-        return sorted(waiting)
 
     def _ranks_to_restart(self, policy: Restart, incident: Incident) -> list[int]:
         if policy.ends_all():
