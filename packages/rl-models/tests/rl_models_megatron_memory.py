@@ -48,7 +48,7 @@ def measured(config: dict[str, Any]) -> dict[str, int]:
         )  # fmt: skip
 
     step(rows)
-    states = [t for s in backend._optimizer.state.values() for t in s.values()]
+    states = [t for s in backend._steps.optimizer.state.values() for t in s.values()]
     kept = [*computed, *masters.parameters.values(), *states]
     found = {
         "weights": sum(p.nbytes for p in (*computed, *copies)),

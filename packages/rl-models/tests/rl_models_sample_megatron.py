@@ -22,8 +22,8 @@ from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.config import PolicyConfig
 from rl_models.generation.huggingface import HuggingFaceGenerationBackend
 from rl_models.generation.megatron import MegatronGenerationBackend
-from rl_models.training.global_batch import SkippedSteps
 from rl_models.training.megatron import MegatronTrainingBackend
+from rl_models.training.optimizer_steps import SkippedSteps
 from rl_models.types import LossInputType, LossType, SamplingParams
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.collecting import ShardedWeights, WeightCollector
@@ -107,19 +107,19 @@ def gradients(
 ):
     """Loss, norm and whole gradients of one global batch, in Hugging Face's names."""
     taken: dict[str, torch.Tensor] = {}
-    update = backend._skipped.is_finite
+    update = backend._steps.skipped.is_finite
 
     def keep(norm: float) -> bool:
         for name, value in backend.model.full_gradients():
             taken[name] = value.clone()
         return False  # no step
 
-    backend._skipped.is_finite = keep
+    backend._steps.skipped.is_finite = keep
     mine = share(backend, data)
     result = backend.train_step(
         mine, loss, global_batch_size=data.size, micro_batch_size=micro_batch_size
     )
-    backend._skipped.is_finite = update
+    backend._steps.skipped.is_finite = update
     return result["loss"].item(), result["grad_norm"].item(), taken
 
 
@@ -367,7 +367,7 @@ def check_eval(
     )
     bad = BatchedDataDict(dict(mine))
     bad["sample_mask"] = mine["sample_mask"] * float("inf")
-    backend._skipped = SkippedSteps(1)
+    backend._steps.skipped = SkippedSteps(1)
     skipped = backend.train_step(
         bad, Loss("sft"), global_batch_size=global_batch_size, micro_batch_size=4
     )

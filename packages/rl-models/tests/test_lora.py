@@ -88,9 +88,9 @@ def test_loss_and_gradients_are_those_of_peft(
     taken = {}
     update = backend._update
 
-    def keep(metrics):
+    def keep():
         taken.update({n: p.grad.clone() for n, p in backend.model.trained.items()})
-        return update(metrics)
+        return update()
 
     backend._update = keep
     result = backend.train_step(
@@ -112,7 +112,7 @@ def test_loss_and_gradients_are_those_of_peft(
         assert (taken[name] - gradient).abs().max() / scale < 1e-5, name
     # The base has neither gradients nor optimizer state, and stays as it is.
     assert all(p.grad is None for p in backend.model.parameters.values())
-    assert len(backend._optimizer.param_groups[0]["params"]) == len(taken)
+    assert len(backend._steps.optimizer.param_groups[0]["params"]) == len(taken)
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     parts = dict(backend.model.full_parts())
     name = "model.layers.0.mlp.up_proj"
@@ -519,8 +519,8 @@ def test_two_ranks_equal_one(
         key = "base_model.model." + name.replace(".default", "")
         assert torch.equal(parameter, saved[key]), name
         # The gradients of three steps, which the optimizer has added up.
-        gradients = resumed._optimizer.state[parameter]["momentum_buffer"]
-        wanted = one._optimizer.state[one.model.trained[name]]["momentum_buffer"]
+        gradients = resumed._steps.optimizer.state[parameter]["momentum_buffer"]
+        wanted = one._steps.optimizer.state[one.model.trained[name]]["momentum_buffer"]
         scale = wanted.abs().max().clamp(min=1e-3)
         assert (gradients - wanted).abs().max() / scale < 1e-5, name
     for name, value in resumed.export_weights("float32"):

@@ -26,9 +26,7 @@ def test_every_needed_position_reads_its_own_prefix(rows, width, seed, packed):
     generator = torch.Generator().manual_seed(seed % 2**31)
     ids = torch.arange(rows * width).view(rows, width)
     needed = torch.rand(rows, width - 1, generator=generator) < 0.4
-    batch = ModelBatch.for_logprobs(
-        ids, needed, CPU, ATTENTION_NAME if packed else None
-    )
+    batch = ModelBatch.plan(ids, needed, CPU, ATTENTION_NAME if packed else None)
     fed = batch.inputs["input_ids"].reshape(-1)
     row, column = needed.nonzero(as_tuple=True)
     # The token under each position is the one before the target, of the same row.
@@ -43,7 +41,7 @@ def test_nothing_after_the_last_needed_token_is_computed():
     ids = torch.arange(40).view(4, 10)
     needed = torch.zeros(4, 9, dtype=torch.bool)
     needed[0, 1] = needed[2, 7] = True
-    batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME)
+    batch = ModelBatch.plan(ids, needed, CPU, ATTENTION_NAME)
     assert batch.inputs["input_ids"].tolist() == [[0, 1, *range(20, 28)]]
     assert batch.positions.tolist() == [1, 9]
 
@@ -51,7 +49,7 @@ def test_nothing_after_the_last_needed_token_is_computed():
 def test_a_batch_that_needs_nothing_still_makes_one_pass():
     ids = torch.zeros(2, 4, dtype=torch.int64)
     needed = torch.zeros(2, 3, dtype=torch.bool)
-    batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME)
+    batch = ModelBatch.plan(ids, needed, CPU, ATTENTION_NAME)
     assert batch.inputs["input_ids"].shape == (1, 1)
     assert batch.positions.numel() == 0
 
@@ -60,7 +58,7 @@ def test_rows_of_nearly_equal_length_stay_a_rectangle():
     ids = torch.arange(60).view(6, 10)
     needed = torch.zeros(6, 9, dtype=torch.bool)
     needed[:, 7] = needed[0, 8] = True
-    batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME)
+    batch = ModelBatch.plan(ids, needed, CPU, ATTENTION_NAME)
     assert batch.inputs["input_ids"].shape == (1, 54)
 
 
@@ -95,7 +93,7 @@ def test_shared_prefixes_change_neither_logits_nor_gradients(cases, seed, kind):
     for share in (False, True):
         torch.manual_seed(0)
         model = tiny(kind).double()
-        batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME, share)
+        batch = ModelBatch.plan(ids, needed, CPU, ATTENTION_NAME, share)
         logits = model(**batch.inputs).logits[0][batch.positions]
         (
             logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)
@@ -130,7 +128,7 @@ def tiny(kind):
 
 def test_a_shared_prompt_is_computed_once():
     ids, needed = grouped([4, 4], [10, 10], [1, 1], seed=3)
-    batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME, True)
+    batch = ModelBatch.plan(ids, needed, CPU, ATTENTION_NAME, True)
     assert batch.inputs["input_ids"].shape == (1, 20)
     assert batch.inputs["position_ids"].tolist() == [[*range(10), *range(10)]]
     assert batch.positions.tolist() == [9] * 4 + [19] * 4
@@ -138,7 +136,7 @@ def test_a_shared_prompt_is_computed_once():
     ids[1:4] += 1
     ids[5:] += 1
     ids[2, :2] = 0
-    batch = ModelBatch.for_logprobs(ids, needed, CPU, ATTENTION_NAME, True)
+    batch = ModelBatch.plan(ids, needed, CPU, ATTENTION_NAME, True)
     assert batch.inputs["input_ids"].numel() > 20
 
 

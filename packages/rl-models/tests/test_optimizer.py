@@ -7,13 +7,13 @@ import torch
 
 from rl_distributed.errors import ConfigError
 from rl_models.config import OptimizerConfig, SchedulerConfig
-from rl_models.training.dtensor.optimizer import (
+from rl_models.training.dtensor.gradients import gradient_norm, local_gradients
+from rl_models.training.optimizer import (
     build_optimizer,
     build_scheduler,
     change_settings,
-    clip_gradients,
-    gradient_norm,
 )
+from rl_models.training.optimizer_steps import clip_gradients
 from rl_models.training.process_group import Ranks
 
 CPU = torch.device("cpu")
@@ -96,11 +96,11 @@ def test_clipping_scales_to_the_norm():
     flat = torch.cat([p.grad.reshape(-1).double() for p in parameters.values()])
     norm = gradient_norm(parameters, ALONE)
     assert norm == pytest.approx(flat.norm().item(), rel=1e-6)
-    clip_gradients(parameters, norm, 0.5)
+    clip_gradients(local_gradients(parameters), norm, 0.5)
     assert gradient_norm(parameters, ALONE) == pytest.approx(0.5, rel=1e-5)
     before = parameters["a"].grad.clone()
-    clip_gradients(parameters, 0.5, None)
-    clip_gradients(parameters, 0.5, 0.6)
+    clip_gradients(local_gradients(parameters), 0.5, None)
+    clip_gradients(local_gradients(parameters), 0.5, 0.6)
     assert torch.equal(parameters["a"].grad, before)
 
 

@@ -114,7 +114,7 @@ def test_a_state_of_stages_resumes_in_any_layout(
     one = _one_rank(tiny_model, optimizer_path=tmp_path / "o")
     for name, parameter in one.model.parameters.items():
         assert torch.equal(parameter, weights[name])
-        assert one._optimizer.state[parameter]["step"] > 0
+        assert one._steps.optimizer.state[parameter]["step"] > 0
     data = make_batch(16, seed=9)
     expected = staged.train(data, nll_loss)
     after = one.train_step(data, nll_loss, global_batch_size=16, micro_batch_size=16)

@@ -135,7 +135,7 @@ def test_a_training_step_needs_what_was_planned(
     backend, shape = backend_of(tmp_path, case)
     several = measured_step(backend, shape, nll_loss, 3 * _ROWS)
     memory = planned(backend, shape, 3)
-    states = [t for s in backend._optimizer.state.values() for t in s.values()]
+    states = [t for s in backend._steps.optimizer.state.values() for t in s.values()]
     weights = list(backend.model.parameters.values())
     assert memory.weights == sum(w.nbytes for w in weights)
     assert memory.optimizer == sum(s.nbytes for s in states if s.ndim)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -12,6 +10,7 @@ from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction
 from rl_models.loss_traits import LossTraits
 from rl_models.training.global_batch import num_trained
+from rl_models.training.global_loss import Metrics, add_metrics
 from rl_models.types import (
     LossInputType,
     TrainingRows,
@@ -46,7 +45,7 @@ class BatchLoss:
         self.loss_fn = loss_fn
         self.input_type = LossTraits.of(loss_fn).input_type
         """Its input; see `LossInputType`."""
-        self.metrics: dict[str, list[Any]] = {}
+        self.metrics: Metrics = {}
         """Metrics of the loss, one per call."""
         self.was_called = False
         self._num_rows, self._num_tokens = num_trained(batch).float()
@@ -66,9 +65,7 @@ class BatchLoss:
         inputs = self._inputs(batch, outputs)
         self.was_called = True
         loss, metrics = self.loss_fn(batch, self._num_rows, self._num_tokens, **inputs)
-        for name, value in metrics.items():
-            plain = value.item() if isinstance(value, Tensor) else value
-            self.metrics.setdefault(name, []).append(plain)
+        add_metrics(self.metrics, metrics)
         return loss
 
     def _inputs(self, batch: TrainingRows, outputs: Tensor) -> dict[str, Tensor]:

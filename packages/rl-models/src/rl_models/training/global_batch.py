@@ -1,4 +1,4 @@
-"""Global batches of a shard and their micro-batches, metrics, and skipped steps.
+"""Global batches of a shard and their micro-batches.
 
 ```
 shard -- global_batches --> batch -- micro_batches --> rows and width of each
@@ -8,7 +8,6 @@ shard -- global_batches --> batch -- micro_batches --> rows and width of each
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -17,20 +16,17 @@ from torch import Tensor
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.batch.micro_batches import MicroBatch, bounds, cut
-from rl_models.errors import NonFiniteGradientError
 from rl_models.types import (
     InputRows,
     TokenDatumSpec,
 )
 
 __all__ = [
-    "SkippedSteps",
     "global_batches",
     "micro_batches",
     "num_trained",
     "on_device",
     "part_of",
-    "plain_metric",
 ]
 
 T = TypeVar("T")
@@ -89,37 +85,3 @@ def num_trained(batch: Mapping[str, Any]) -> Tensor:
 def on_device(part: BatchedDataDict[T], device: torch.device) -> BatchedDataDict[T]:
     """Return a micro-batch on the model's device."""
     return part if device.type == "cpu" else part.to(device)
-
-
-def plain_metric(value: Any) -> Any:
-    """Return a metric that can leave the process without torch."""
-    return value.item() if isinstance(value, Tensor) else value
-
-
-class SkippedSteps:
-    """Counts optimizer steps in a row whose gradient was inf or nan.
-
-    Args:
-        limit: `policy.max_skipped_steps`.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._in_a_row = 0
-
-    def is_finite(self, norm: float) -> bool:
-        """Return whether a step with this gradient norm may be taken.
-
-        Raises:
-            NonFiniteGradientError: Too many steps in a row must be skipped.
-        """
-        is_finite = math.isfinite(norm)
-        self._in_a_row = 0 if is_finite else self._in_a_row + 1
-        if self._in_a_row > self._limit:
-            raise NonFiniteGradientError(
-                f"the gradient norm was {norm} in {self._in_a_row} optimizer "
-                "steps in a row (policy.max_skipped_steps is "
-                f"{self._limit}); lower policy.optimizer.kwargs.lr "
-                "or look for inf and nan in the loss and its inputs"
-            )
-        return is_finite

@@ -10,11 +10,10 @@ from torch.optim import Optimizer
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.training.global_batch import global_batches
+from rl_models.training.global_loss import Metrics
 
-__all__ = ["Metrics", "train_global_batches"]
+__all__ = ["train_global_batches"]
 
-Metrics = dict[str, list[Any]]
-"""Metrics of micro-batches by name."""
 T = TypeVar("T")
 
 
@@ -22,8 +21,8 @@ def train_global_batches(
     data: BatchedDataDict[T],
     rows_per_batch: int,
     optimizer: Optimizer,
-    accumulate: Callable[[BatchedDataDict[T], Metrics], float],
-    update: Callable[[Metrics], float] | None,
+    accumulate: Callable[[BatchedDataDict[T]], tuple[float, Metrics]],
+    update: Callable[[], tuple[float, Metrics]] | None,
 ) -> tuple[dict[str, Any], Metrics]:
     """Accumulate gradients and take a step, for each global batch of a shard.
 
@@ -31,21 +30,25 @@ def train_global_batches(
         data: Rows of this rank.
         rows_per_batch: Rows of a global batch on this rank.
         optimizer: Its learning rate is reported.
-        accumulate: Adds up the gradients of a global batch and returns its loss.
-        update: Takes the step and returns the norm of the gradients; None where the
-            loss is only measured.
+        accumulate: Adds up the gradients of a global batch; returns its loss and
+            metrics.
+        update: Takes the step; returns the norm of the gradients and metrics. None
+            where the loss is only measured.
 
     Returns:
-        `loss`, `grad_norm` and `lr` per global batch; and the metrics that the two
-        functions added.
+        `loss`, `grad_norm` and `lr` per global batch; and the metrics of all of them.
     """
     losses, norms, rates = [], [], []
     metrics: Metrics = {}
     for batch in global_batches(data, rows_per_batch):
         # Before the update, whose schedule sets the rate of the next step.
         rates.append(float(optimizer.param_groups[0]["lr"]))
-        losses.append(accumulate(batch, metrics))
-        norms.append(0.0 if update is None else update(metrics))
+        loss, found = accumulate(batch)
+        norm, of_step = (0.0, {}) if update is None else update()
+        losses.append(loss)
+        norms.append(norm)
+        for name, values in (*found.items(), *of_step.items()):
+            metrics.setdefault(name, []).extend(values)
     result = {
         "loss": torch.tensor(losses, dtype=torch.float32),
         "grad_norm": torch.tensor(norms, dtype=torch.float32),

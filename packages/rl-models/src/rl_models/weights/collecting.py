@@ -27,6 +27,7 @@ from rl_distributed.transfer.messages import tensor_buckets
 from rl_models.checkpoint.sharded import Box
 from rl_models.errors import WeightSyncError
 from rl_models.weight_request import WeightKind, WeightRequest
+from rl_models.weights.rounding import rounded
 
 __all__ = ["Bucket", "RankPlace", "ShardedExport", "ShardedWeights", "WeightCollector"]
 
@@ -335,8 +336,7 @@ class _Collection:
         return whole
 
     def _made(self, parts: list[Tensor]) -> Tensor:
-        made, dtype = self._weights.combine(parts), self._weights.rounded_to
-        return made.to(dtype) if dtype and made.is_floating_point() else made
+        return rounded(self._weights.combine(parts), self._weights.rounded_to)
 
     def _own_part(self, source: str) -> Tensor:
         return self._weights.part(source).detach()

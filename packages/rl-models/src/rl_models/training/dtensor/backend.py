@@ -11,7 +11,7 @@ gradients are summed over ranks in the last backward -> norm -> clip -> step -> 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +24,17 @@ from rl_distributed.suggestion import did_you_mean
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import LossFunction
 from rl_models.loss_traits import LossTraits
-from rl_models.ops.causal_lm import DTYPES
 from rl_models.training.dtensor.forward import (
     forward_logits,
     forward_logprobs,
     forward_values,
 )
-from rl_models.training.dtensor.huggingface_files import save_whole_model
+from rl_models.training.dtensor.gradients import gradient_norm, local_gradients
 from rl_models.training.dtensor.layout import Layout, forget_groups
 from rl_models.training.dtensor.model import (
     RankModel,
     load_model,
     load_weights_into,
-)
-from rl_models.training.dtensor.optimizer import (
-    build_optimizer,
-    build_scheduler,
-    change_settings,
-    check_elementwise,
-    check_optimizer,
-    clip_gradients,
-    gradient_norm,
-)
-from rl_models.training.dtensor.positions import (
-    needed_for_logprobs,
-    needed_for_values,
 )
 from rl_models.training.dtensor.schedule import run_micro_batches
 from rl_models.training.dtensor.state import (
@@ -64,14 +50,12 @@ from rl_models.training.dtensor.traits import (
 )
 from rl_models.training.dtensor.weight_parts import sharded_weights
 from rl_models.training.dtensor.weight_source import WeightSource
-from rl_models.training.global_batch import (
-    SkippedSteps,
-    micro_batches,
-    num_trained,
-    on_device,
-    part_of,
-    plain_metric,
-)
+from rl_models.training.global_batch import micro_batches, num_trained, part_of
+from rl_models.training.global_loss import GlobalLoss, Metrics
+from rl_models.training.huggingface_files import save_whole_model
+from rl_models.training.optimizer import check_elementwise, check_optimizer
+from rl_models.training.optimizer_steps import OptimizerSteps
+from rl_models.training.positions import needed_for_logprobs, needed_for_values
 from rl_models.training.process_group import (
     Ranks,
     join_process_group,
@@ -79,7 +63,7 @@ from rl_models.training.process_group import (
 )
 from rl_models.training.rank_process import prepare_process
 from rl_models.training.reference_model import no_reference_model
-from rl_models.training.train_step import Metrics, train_global_batches
+from rl_models.training.train_step import train_global_batches
 from rl_models.types import (
     InputRows,
     LossInputType,
@@ -88,6 +72,7 @@ from rl_models.types import (
 from rl_models.weight_request import WeightKind
 from rl_models.weights.adapters import sent_name
 from rl_models.weights.collecting import ShardedWeights
+from rl_models.weights.rounding import rounded, rounding_dtype
 
 __all__ = ["DTensorTrainingBackend"]
 
@@ -128,7 +113,6 @@ class DTensorTrainingBackend(Traits):
     ) -> None:
         """Load and shard the model; see `TrainingBackend.setup`."""
         self.config = PolicyConfig.from_dict(config)
-        self._skipped = SkippedSteps(self.config.max_skipped_steps)
         self.ranks = prepare_process(self.config)
         join_process_group(self.ranks, self.config.dtensor.deadline_s)
         self._layout = Layout(self.ranks, self.config)
@@ -148,10 +132,7 @@ class DTensorTrainingBackend(Traits):
             self._layout,
             keeps_base=self._base_is_reference,
         )
-        self._optimizer = build_optimizer(
-            self.config.optimizer, self.model.trained, self.ranks.device
-        )
-        self._scheduler = build_scheduler(self.config.scheduler, self._optimizer)
+        self._steps = OptimizerSteps(self.config, self.model.trained, self.ranks.device)
         # Last, so that the reference keeps the weights that the policy was made of.
         if weights_path is not None or optimizer_path is not None:
             self.load_checkpoint(weights_path, optimizer_path)
@@ -189,19 +170,17 @@ class DTensorTrainingBackend(Traits):
         result, metrics = train_global_batches(
             data,
             global_batch_size // self._layout.data_size,
-            self._optimizer,
-            lambda batch, found: self._accumulate(
-                batch, loss_fn, micro_batch_size, eval_mode, found
-            ),
+            self._steps.optimizer,
+            lambda batch: self._accumulate(batch, loss_fn, micro_batch_size, eval_mode),
             None if eval_mode else self._update,
         )
         # Frees the memory of the gradients for other work on this device.
-        self._optimizer.zero_grad(set_to_none=True)
+        self._steps.optimizer.zero_grad(set_to_none=True)
         return {**result, "all_mb_metrics": metrics}
 
     def change_optimizer(self, settings: Mapping[str, float]) -> None:
         """Change settings of the optimizer; see `TrainingPolicy.change_optimizer`."""
-        change_settings(self._optimizer, self._scheduler, settings)
+        self._steps.change(settings)
 
     def _accumulate(
         self,
@@ -209,17 +188,14 @@ class DTensorTrainingBackend(Traits):
         loss_fn: LossFunction,
         micro_batch_size: int,
         eval_mode: bool,
-        metrics: Metrics,
-    ) -> float:
+    ) -> tuple[float, Metrics]:
         """Accumulate gradients of a global batch; return its loss over all ranks."""
         # Not only after the step: one that raised must leave no gradients behind.
-        self._optimizer.zero_grad(set_to_none=True)
-        counts = num_trained(batch).to(self.ranks.device)
-        valid_seqs, valid_toks = self._layout.sum_over_data(counts).float()
+        self._steps.optimizer.zero_grad(set_to_none=True)
+        losses = GlobalLoss(
+            loss_fn, batch, self.ranks.device, self._layout.sum_over_data
+        )
         rows = micro_batches(batch, micro_batch_size)
-        # In float64, so that the sizes of micro-batches hardly change the sum.
-        total = torch.zeros((), dtype=torch.float64)
-        found: dict[str, list[Any]] = {}
 
         def forward(number: int) -> Tensor | None:
             part = part_of(batch, rows[number])
@@ -227,28 +203,23 @@ class DTensorTrainingBackend(Traits):
                 inputs = self._loss_inputs(part, loss_fn)
                 if not self.model.has_head:
                     return None
-                part = on_device(part, self.ranks.device)
-                loss, values = loss_fn(part, valid_seqs, valid_toks, **inputs)
+                loss, metrics = losses.share(part, inputs)
                 if self.model.router_loss is not None and not eval_mode:
                     # A batch without a trained token must not divide by 0.
-                    share = num_trained(part)[1] / valid_toks.clamp(min=1.0)
+                    share = num_trained(part)[1] / losses.num_tokens.clamp(min=1.0)
                     balance = self.model.router_loss.take(share)
-                    values = {**values, "router_loss": balance.detach()}
+                    metrics = {**metrics, "router_loss": balance.detach()}
                     loss = loss + balance
-            # Detached: with its graph, the loss would keep all activations alive.
-            total.add_(loss.detach().cpu().double())
-            for name, value in values.items():
-                found.setdefault(name, []).append(plain_metric(value))
+            losses.add(loss, metrics)
             return loss
 
         run_micro_batches(self.model, len(rows), forward, backward=not eval_mode)
-        for name, each in self.model.from_last_stage(found).items():
-            metrics.setdefault(name, []).extend(each)
+        metrics = self.model.from_last_stage(losses.metrics)
         if eval_mode:
             self.model.free_gathered()
         else:
             self.model.finish_gradients()
-        return float(self._layout.sum_over_data(total.to(self.ranks.device)).item())
+        return losses.over_ranks(), metrics
 
     def _loss_inputs(
         self, part: TrainingRows, loss_fn: LossFunction
@@ -271,26 +242,19 @@ class DTensorTrainingBackend(Traits):
         logprobs = forward_logprobs(
             self.model,
             part.columns["input_ids"],
-            part.columns["token_mask"][:, 1:] != 0,
+            needed_for_logprobs(part),
             self.config.logprob_temperature,
         )
         return {"next_token_logprobs": logprobs}
 
-    def _update(self, metrics: Metrics) -> float:
-        """Clip and step; a gradient that is inf or nan changes nothing."""
+    def _update(self) -> tuple[float, Metrics]:
+        """Take a step; return the norm of its gradients and its metrics."""
         parameters = self.model.parameters
         norm = gradient_norm(parameters, self.ranks, self.model.num_holders)
-        # The norm is one over all ranks, so all of them skip the step or none does.
-        is_finite = self._skipped.is_finite(norm)
-        if is_finite:
-            clip_gradients(parameters, norm, self.config.max_grad_norm)
-            self._optimizer.step()
-            if self._scheduler is not None:
-                self._scheduler.step()
+        is_taken = self._steps.take(norm, local_gradients(parameters))
         # Metrics of all ranks are put together, and a skipped step is one step.
-        if self.ranks.is_first:
-            metrics.setdefault("skipped_steps", []).append(float(not is_finite))
-        return norm
+        skipped = {"skipped_steps": [float(not is_taken)]}
+        return norm, skipped if self.ranks.is_first else {}
 
     @torch.no_grad()
     def get_logprobs(
@@ -315,36 +279,32 @@ class DTensorTrainingBackend(Traits):
         data: InputRows,
         micro_batch_size: int,
     ) -> Tensor:
-        model.module.eval()
-        input_ids = data.columns["input_ids"]
-        logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
-        for rows in micro_batches(data, micro_batch_size):
-            part = part_of(data, rows)
-            result = forward_logprobs(
+        temperature = self.config.logprob_temperature
+        return _by_rows(
+            model,
+            data,
+            micro_batch_size,
+            lambda part: forward_logprobs(
                 model,
                 part.columns["input_ids"],
                 needed_for_logprobs(part),
-                self.config.logprob_temperature,
-            )
-            width = part.columns["input_ids"].shape[1]
-            logprobs[rows.start : rows.stop, 1:width] = result.cpu()
-        # Forward passes without a backward pass leave FSDP's weights gathered.
-        model.free_gathered()
-        return model.from_last_stage(logprobs)
+                temperature,
+            ),
+            first_column=1,
+        )
 
     @torch.no_grad()
     def get_values(self, data: InputRows, *, micro_batch_size: int) -> Tensor:
         """[B, S] values of this shard; see `TrainingBackend.get_values`."""
-        self.model.module.eval()
-        input_ids = data.columns["input_ids"]
-        values = torch.zeros(input_ids.shape, dtype=torch.float32)
-        for rows in micro_batches(data, micro_batch_size):
-            part = part_of(data, rows)
-            needed = needed_for_values(part)
-            result = forward_values(self.model, part.columns["input_ids"], needed)
-            values[rows.start : rows.stop, : result.shape[1]] = result.cpu()
-        self.model.free_gathered()
-        return self.model.from_last_stage(values)
+        model = self.model
+        return _by_rows(
+            model,
+            data,
+            micro_batch_size,
+            lambda part: forward_values(
+                model, part.columns["input_ids"], needed_for_values(part)
+            ),
+        )
 
     def get_topk_logits(
         self,
@@ -378,7 +338,10 @@ class DTensorTrainingBackend(Traits):
         self._save_adapters(Path(weights_path) / "adapter")
         if optimizer_path is not None:
             save_training_state(
-                Path(optimizer_path), self.model, self._optimizer, self._scheduler
+                Path(optimizer_path),
+                self.model,
+                self._steps.optimizer,
+                self._steps.scheduler,
             )
         # No rank may report the checkpoint before all files are written.
         self.ranks.barrier()
@@ -406,7 +369,9 @@ class DTensorTrainingBackend(Traits):
             # Without a base it refers to that of `policy.model_name`, which then stays.
             if self._base_is_reference and self.model.has_base(saved_names(folder)):
                 self._keep_reference()
-            load_training_state(folder, self.model, self._optimizer, self._scheduler)
+            load_training_state(
+                folder, self.model, self._steps.optimizer, self._steps.scheduler
+            )
         elif weights_path is not None:
             self._keep_reference()
             load_weights_into(self.model, self.config, weights_path)
@@ -417,23 +382,14 @@ class DTensorTrainingBackend(Traits):
 
     def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
         """Whole weights in Hugging Face names; see `TrainingBackend.export_weights`."""
+        dtype = rounding_dtype(self.config.precision, precision)
         for name, value in self.model.full_tensors():
-            yield name, self._as_computed(value, precision)
-
-    def _as_computed(self, value: Tensor, precision: str) -> Tensor:
-        """Return a tensor in the precision that the model computes with."""
-        # A generator in float32 would otherwise sample with bits that a trainer in
-        # bfloat16 rounds away in its own forward pass.
-        own = self.config.precision
-        rounds = own not in ("float32", precision) and value.is_floating_point()
-        return value.to(DTYPES[own]) if rounds else value
+            yield name, rounded(value, dtype)
 
     def sharded_weights(self, precision: str, kind: WeightKind) -> ShardedWeights:
         """Return what this rank holds; see `ShardedExport.sharded_weights`."""
-        own = self.config.precision
-        # As in `_as_computed`.
-        rounded_to = None if own in ("float32", precision) else DTYPES[own]
-        return sharded_weights(self.model, kind, rounded_to)
+        dtype = rounding_dtype(self.config.precision, precision)
+        return sharded_weights(self.model, kind, dtype)
 
     def adapter_specs(self, *, with_base: bool) -> dict[str, Tensor]:
         """Return the tensors of `export_adapters`, without data."""
@@ -444,8 +400,9 @@ class DTensorTrainingBackend(Traits):
         self, precision: str, *, with_base: bool
     ) -> Iterator[tuple[str, Tensor]]:
         """Whole tensors of adapters; see `AdapterExport.export_adapters`."""
+        dtype = rounding_dtype(self.config.precision, precision)
         for name, value in self.model.full_parts(trained=not with_base):
-            yield sent_name(name), self._as_computed(value, precision)
+            yield sent_name(name), rounded(value, dtype)
 
     @property
     def frees_memory(self) -> bool:
@@ -465,6 +422,34 @@ class DTensorTrainingBackend(Traits):
         # First, because their groups hold connections of the process group.
         forget_groups()
         leave_process_group()
+
+
+def _by_rows(
+    model: RankModel,
+    data: InputRows,
+    micro_batch_size: int,
+    forward: Callable[[InputRows], Tensor],
+    *,
+    first_column: int = 0,
+) -> Tensor:
+    """Return [B, S] results of this shard on every stage.
+
+    Args:
+        model: The model.
+        data: The rows.
+        micro_batch_size: Rows per pass.
+        forward: Returns [b, columns] of a micro-batch.
+        first_column: First column of these.
+    """
+    model.module.eval()
+    whole = torch.zeros(data.columns["input_ids"].shape, dtype=torch.float32)
+    for rows in micro_batches(data, micro_batch_size):
+        found = forward(part_of(data, rows))
+        end = first_column + found.shape[1]
+        whole[rows.start : rows.stop, first_column:end] = found.cpu()
+    # Forward passes without a backward pass leave FSDP's weights gathered.
+    model.free_gathered()
+    return model.from_last_stage(whole)
 
 
 def _check_compiler(name: str | None) -> None:

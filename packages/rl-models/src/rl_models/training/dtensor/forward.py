@@ -84,9 +84,7 @@ def _whole_vocabulary(model: RankModel, logits: Tensor) -> Tensor:
 def _planned(model: RankModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
     device = model.ranks.device
     attention = model.attention if model.can_pack else None
-    batch = ModelBatch.for_logprobs(
-        input_ids, needed, device, attention, model.shares_prefixes
-    )
+    batch = ModelBatch.plan(input_ids, needed, device, attention, model.shares_prefixes)
     return batch if model.context is None else batch.shared(model.context)
 
 
@@ -123,12 +121,7 @@ def forward_values(model: RankModel, input_ids: Tensor, needed: Tensor) -> Tenso
     Returns:
         [b, S] float32, 0.0 where not needed.
     """
-    attention = model.attention if model.can_pack else None
-    batch = ModelBatch.for_values(
-        input_ids, needed, model.ranks.device, attention, model.shares_prefixes
-    )
-    if model.context is not None:
-        batch = batch.shared(model.context)
+    batch = _planned(model, input_ids, needed)
     entered = _entered(model, batch)
     if entered is None:
         return batch.nothing()

@@ -54,7 +54,7 @@ class ModelBatch:
     """Ranks that have the results of other positions; None: all are here."""
 
     @classmethod
-    def for_logprobs(
+    def plan(
         cls,
         input_ids: Tensor,
         needed: Tensor,
@@ -62,54 +62,18 @@ class ModelBatch:
         attention: str | None,
         share_prefixes: bool = False,
     ) -> ModelBatch:
-        """Plan the forward pass for the log-probs of the needed tokens.
+        """Plan the forward pass that gives log-probs or values at needed positions.
 
         Args:
             input_ids: [b, S] int64 on the CPU.
-            needed: [b, S - 1] bool; entry i stands for the token at i + 1.
+            needed: [b, S - 1] bool for log-probs: entry i stands for the token at
+                i + 1, whose log-prob depends on tokens 0 to i. [b, S] bool for values:
+                entry i stands for the state after tokens 0 to i.
             device: Where the model is.
             attention: Attention implementation; None if the model takes no packed rows.
             share_prefixes: Whether the model may compute a token once for several rows.
         """
-        ids = input_ids.numpy()
-        # Log-prob i + 1 depends on tokens 0 to i: position i is the last one needed.
-        return cls._plan(ids, needed.numpy(), device, attention, share_prefixes)
-
-    @classmethod
-    def for_values(
-        cls,
-        input_ids: Tensor,
-        needed: Tensor,
-        device: torch.device,
-        attention: str | None,
-        share_prefixes: bool = False,
-    ) -> ModelBatch:
-        """Plans the forward pass that gives numbers at needed positions.
-
-        Args:
-            input_ids: As in `for_logprobs`.
-            needed: [b, S] bool; entry i stands for the state after tokens 0 to i.
-            device: As in `for_logprobs`.
-            attention: As in `for_logprobs`.
-            share_prefixes: As in `for_logprobs`.
-        """
-        ids = input_ids.numpy()
-        return cls._plan(ids, needed.numpy(), device, attention, share_prefixes)
-
-    @classmethod
-    def _plan(
-        cls,
-        ids: np.ndarray,
-        mask: np.ndarray,
-        device: torch.device,
-        attention: str | None,
-        share_prefixes: bool,
-    ) -> ModelBatch:
-        """Plan a forward pass for the needed positions of a mask.
-
-        Columns of the mask are those of the result. The first one is the first token;
-        the mask may be narrower than rows.
-        """
+        ids, mask = input_ids.numpy(), needed.numpy()
         # Planned with numpy on the CPU, where the rows are: the shapes of what goes to
         # the device depend on the values of the mask.
         rows, columns = np.nonzero(mask)

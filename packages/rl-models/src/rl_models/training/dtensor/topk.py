@@ -12,8 +12,8 @@ from torch import Tensor
 from rl_distributed.errors import BatchError
 from rl_models.training.dtensor.forward import needed_logits
 from rl_models.training.dtensor.model import RankModel
-from rl_models.training.dtensor.positions import needed_for_logprobs
 from rl_models.training.global_batch import micro_batches, part_of
+from rl_models.training.positions import needed_for_logprobs
 from rl_models.types import (
     InputRows,
     TrainingRows,
@@ -96,7 +96,7 @@ def student_inputs(
             "a distillation loss needs the column 'topk_indices' of the teacher's "
             "get_topk_logits: it is missing"
         )
-    needed = part.columns["token_mask"][:, 1:] != 0
+    needed = needed_for_logprobs(part)
     batch, logits_N_V = needed_logits(model, part.columns["input_ids"], needed)
     if not model.has_head:
         return {}

@@ -26,37 +26,22 @@ from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
 from rl_models.interfaces import LossFunction
 from rl_models.loss_traits import LossTraits
-from rl_models.ops.causal_lm import DTYPES
-from rl_models.training.dtensor.huggingface_files import save_whole_model
 from rl_models.training.dtensor.microbatch import ModelBatch
-from rl_models.training.dtensor.optimizer import (
-    build_optimizer,
-    build_scheduler,
-    change_settings,
-    check_elementwise,
-    check_optimizer,
-)
-from rl_models.training.dtensor.positions import (
-    needed_for_logprobs,
-    needed_for_values,
-)
-from rl_models.training.global_batch import (
-    SkippedSteps,
-    micro_batches,
-    num_trained,
-    on_device,
-    part_of,
-    plain_metric,
-)
+from rl_models.training.global_batch import micro_batches, part_of
+from rl_models.training.global_loss import GlobalLoss, Metrics
+from rl_models.training.huggingface_files import save_whole_model
 from rl_models.training.megatron.families import check_layout, model_config
 from rl_models.training.megatron.traits import Traits
+from rl_models.training.optimizer import check_elementwise, check_optimizer
+from rl_models.training.optimizer_steps import OptimizerSteps
+from rl_models.training.positions import needed_for_logprobs, needed_for_values
 from rl_models.training.process_group import (
     Ranks,
     leave_process_group,
 )
 from rl_models.training.rank_process import prepare_process
 from rl_models.training.reference_model import no_reference_model
-from rl_models.training.train_step import Metrics, train_global_batches
+from rl_models.training.train_step import train_global_batches
 from rl_models.types import (
     InputRows,
     LossInputType,
@@ -64,6 +49,7 @@ from rl_models.types import (
 )
 from rl_models.weight_request import WeightKind
 from rl_models.weights.collecting import ShardedWeights
+from rl_models.weights.rounding import rounded, rounding_dtype
 
 # The driver calls the checks of this class, and has no Megatron-core.
 _HAS_MEGATRON = find_spec("megatron") is not None
@@ -73,12 +59,11 @@ if _HAS_MEGATRON:
         logits_of,
         logprobs_of,
         plan,
-        plan_values,
         values_of,
     )
     from rl_models.training.megatron.gradients import (
-        clip_gradients,
         gradient_norm,
+        gradients_of,
         sum_gradients,
     )
     from rl_models.training.megatron.layout import (
@@ -160,13 +145,9 @@ class MegatronTrainingBackend(Traits):
         if init_reference_model:
             self._reference = MegatronModel(self.config, self.layout, trainable=False)
         self.model = MegatronModel(self.config, self.layout)
-        self._optimizer = build_optimizer(
-            self.config.optimizer,
-            self.model.masters.parameters,
-            self.layout.device,
+        self._steps = OptimizerSteps(
+            self.config, self.model.masters.parameters, self.layout.device
         )
-        self._scheduler = build_scheduler(self.config.scheduler, self._optimizer)
-        self._skipped = SkippedSteps(self.config.max_skipped_steps)
         if weights_path is not None or optimizer_path is not None:
             self.load_checkpoint(weights_path, optimizer_path)
 
@@ -189,10 +170,8 @@ class MegatronTrainingBackend(Traits):
         result, metrics = train_global_batches(
             data,
             global_batch_size // self.layout.data_size,
-            self._optimizer,
-            lambda batch, found: self._accumulate(
-                batch, loss_fn, micro_batch_size, eval_mode, found
-            ),
+            self._steps.optimizer,
+            lambda batch: self._accumulate(batch, loss_fn, micro_batch_size, eval_mode),
             None if eval_mode else self._update,
         )
         # Frees the memory of the gradients for other work on this device.
@@ -206,7 +185,7 @@ class MegatronTrainingBackend(Traits):
 
     def change_optimizer(self, settings: Mapping[str, float]) -> None:
         """Change settings of the optimizer; see `TrainingPolicy.change_optimizer`."""
-        change_settings(self._optimizer, self._scheduler, settings)
+        self._steps.change(settings)
 
     def _accumulate(
         self,
@@ -214,28 +193,23 @@ class MegatronTrainingBackend(Traits):
         loss_fn: LossFunction,
         micro_batch_size: int,
         eval_mode: bool,
-        metrics: Metrics,
-    ) -> float:
+    ) -> tuple[float, Metrics]:
         """Accumulate gradients of a global batch; return its loss over all ranks."""
         # Not only after the step: one that raised must leave no gradients behind.
         self.model.masters.zero_grad()
-        counts = num_trained(batch).to(self.layout.device)
-        valid_seqs, valid_toks = self.layout.sum_over_data(counts).float()
+        losses = GlobalLoss(
+            loss_fn, batch, self.layout.device, self.layout.sum_over_data
+        )
         parts = [
             part_of(batch, some) for some in micro_batches(batch, micro_batch_size)
         ]
         inputs = [self._model_input(part, loss_fn) for part in parts]
-        # In float64, so that the sizes of micro-batches hardly change the sum.
-        total = torch.zeros((), dtype=torch.float64, device=self.layout.device)
 
         def finish(number: int, hidden: Tensor) -> Tensor:
             part = parts[number]
             given = self._loss_inputs(part, inputs[number], hidden, loss_fn)
-            part = on_device(part, self.layout.device)
-            loss, values = loss_fn(part, valid_seqs, valid_toks, **given)
-            total.add_(loss.detach().double())
-            for name, value in values.items():
-                metrics.setdefault(name, []).append(plain_metric(value))
+            loss, metrics = losses.share(part, given)
+            losses.add(loss, metrics)
             return loss
 
         given = [
@@ -246,8 +220,8 @@ class MegatronTrainingBackend(Traits):
         ]
         run_micro_batches(self.model, given, finish, backward=not eval_mode)
         # Only the last stage has computed losses.
-        self.layout.from_stage(total, self.layout.num_stages - 1)
-        return float(self.layout.sum_over_data(total).item())
+        self.layout.from_stage(losses.total, self.layout.num_stages - 1)
+        return losses.over_ranks(), losses.metrics
 
     def _model_input(
         self, part: TrainingRows, loss_fn: LossFunction
@@ -257,20 +231,14 @@ class MegatronTrainingBackend(Traits):
         if kind is LossInputType.LOGIT:
             return None
         if kind is LossInputType.VALUE:
-            return plan_values(
-                self.model, part.columns["input_ids"], needed_for_values(part)
-            )
+            return plan(self.model, part.columns["input_ids"], needed_for_values(part))
         if kind is not LossInputType.LOGPROB:
             raise UnsupportedModelError(
                 "the training backend 'megatron' computes log-probs, logits and "
                 f"values: got a loss of {kind.name.lower()}; use "
                 "policy.backend=dtensor"
             )
-        return plan(
-            self.model,
-            part.columns["input_ids"],
-            part.columns["token_mask"][:, 1:] != 0,
-        )
+        return plan(self.model, part.columns["input_ids"], needed_for_logprobs(part))
 
     def _loss_inputs(
         self,
@@ -288,22 +256,17 @@ class MegatronTrainingBackend(Traits):
         logprobs = logprobs_of(self.model, hidden, planned, temperature)
         return {"next_token_logprobs": logprobs}
 
-    def _update(self, metrics: Metrics) -> float:
-        """Clip and step; a gradient that is inf or nan changes nothing."""
+    def _update(self) -> tuple[float, Metrics]:
+        """Take a step; return the norm of its gradients and its metrics."""
         sum_gradients(self.model)
         norm = gradient_norm(self.model)
-        is_finite = self._skipped.is_finite(norm)
-        if is_finite:
-            clip_gradients(self.model, norm, self.config.max_grad_norm)
-            self._optimizer.step()
+        is_taken = self._steps.take(norm, gradients_of(self.model))
+        if is_taken:
             self.model.masters.publish()
-            if self._scheduler is not None:
-                self._scheduler.step()
         # The ranks of the first copy of the model: metrics of copies are put together,
         # and a skipped step is one step.
-        if self.layout.data_rank == 0:
-            metrics.setdefault("skipped_steps", []).append(float(not is_finite))
-        return norm
+        skipped = {"skipped_steps": [float(not is_taken)]}
+        return norm, skipped if self.layout.data_rank == 0 else {}
 
     def get_logprobs(
         self,
@@ -321,9 +284,7 @@ class MegatronTrainingBackend(Traits):
             model,
             data,
             micro_batch_size,
-            lambda part: plan(
-                model, part.columns["input_ids"], needed_for_logprobs(part)
-            ),
+            needed_for_logprobs,
             lambda hidden, batch: logprobs_of(model, hidden, batch, temperature),
             first_column=1,
         )
@@ -335,9 +296,7 @@ class MegatronTrainingBackend(Traits):
             model,
             data,
             micro_batch_size,
-            lambda part: plan_values(
-                model, part.columns["input_ids"], needed_for_values(part)
-            ),
+            needed_for_values,
             lambda hidden, batch: values_of(model, hidden, batch),
         )
 
@@ -346,7 +305,7 @@ class MegatronTrainingBackend(Traits):
         model: MegatronModel,
         data: InputRows,
         micro_batch_size: int,
-        planned: Callable[[InputRows], ModelBatch],
+        needed: Callable[[InputRows], Tensor],
         finish: Callable[[Tensor, ModelBatch], Tensor],
         *,
         first_column: int = 0,
@@ -357,7 +316,7 @@ class MegatronTrainingBackend(Traits):
             model: The model.
             data: The rows.
             micro_batch_size: Rows per pass.
-            planned: Returns the model's input for a micro-batch.
+            needed: Returns the positions of a micro-batch that results are needed for.
             finish: Returns [b, columns] from the last stage's hidden states.
             first_column: First column of these.
         """
@@ -365,7 +324,7 @@ class MegatronTrainingBackend(Traits):
         input_ids = data.columns["input_ids"]
         rows = micro_batches(data, micro_batch_size)
         parts = [part_of(data, some) for some in rows]
-        plans = [planned(part) for part in parts]
+        plans = [plan(model, p.columns["input_ids"], needed(p)) for p in parts]
         device = self.layout.device
         whole = torch.zeros(input_ids.shape, dtype=torch.float32, device=device)
 
@@ -428,8 +387,8 @@ class MegatronTrainingBackend(Traits):
             save_state(
                 Path(optimizer_path),
                 self.model,
-                self._optimizer,
-                self._scheduler,
+                self._steps.optimizer,
+                self._steps.scheduler,
                 self.ranks,
             )
         # No rank may report the checkpoint before all files are written.
@@ -445,8 +404,8 @@ class MegatronTrainingBackend(Traits):
             load_state(
                 Path(optimizer_path),
                 self.model,
-                self._optimizer,
-                self._scheduler,
+                self._steps.optimizer,
+                self._steps.scheduler,
                 self.ranks,
             )
         elif weights_path is not None:
@@ -462,17 +421,14 @@ class MegatronTrainingBackend(Traits):
 
     def export_weights(self, precision: str) -> Iterator[tuple[str, Tensor]]:
         """Whole weights in Hugging Face names; see `TrainingBackend.export_weights`."""
-        own = self.config.precision
+        dtype = rounding_dtype(self.config.precision, precision)
         for name, value in self.model.full_tensors(computed=True):
-            # A generator in float32 would otherwise sample with bits that a trainer in
-            # bfloat16 rounds away in its own forward pass.
-            yield name, value if precision == own else value.to(DTYPES[own])
+            yield name, rounded(value, dtype)
 
     def sharded_weights(self, precision: str, kind: WeightKind) -> ShardedWeights:
         """Return what this rank holds; see `ShardedExport.sharded_weights`."""
-        own = self.config.precision
-        rounded_to = None if own in ("float32", precision) else DTYPES[own]
-        return sharded_weights(self.model, self.weight_specs(), rounded_to)
+        dtype = rounding_dtype(self.config.precision, precision)
+        return sharded_weights(self.model, self.weight_specs(), dtype)
 
     def shutdown(self) -> None:
         """Leave the process groups."""

@@ -26,35 +26,22 @@ __all__ = [
     "logprobs_of",
     "packed_logits",
     "plan",
-    "plan_values",
     "values_of",
 ]
 
 
 def plan(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
-    """Return the model's input for log-probs, and the places of the results.
+    """Return the model's input, and the places of the results.
 
     Args:
         model: The model.
         input_ids: [b, S] int64 on the CPU.
-        needed: [b, S - 1] bool; entry i stands for the token at i + 1.
+        needed: [b, S - 1] or [b, S] bool; see `ModelBatch.plan`.
     """
-    device, attention = model.layout.device, _attention_of(model)
-    batch = ModelBatch.for_logprobs(input_ids, needed, device, attention)
-    return _even(model, batch)
-
-
-def plan_values(model: MegatronModel, input_ids: Tensor, needed: Tensor) -> ModelBatch:
-    """Return the model's input for a scalar head, and the places of the results.
-
-    Args:
-        model: The model.
-        input_ids: As in `plan`.
-        needed: [b, S] bool; entry i stands for the state after tokens 0 to i.
-    """
-    device, attention = model.layout.device, _attention_of(model)
-    batch = ModelBatch.for_values(input_ids, needed, device, attention)
-    return _even(model, batch)
+    attention = _attention_of(model)
+    return _even(
+        model, ModelBatch.plan(input_ids, needed, model.layout.device, attention)
+    )
 
 
 def _attention_of(model: MegatronModel) -> str | None:

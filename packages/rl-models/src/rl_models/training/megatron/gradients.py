@@ -1,9 +1,9 @@
-"""Gradients of a rank: their sum over ranks, their norm, and clipping."""
+"""Gradients of a rank: their sum over ranks, and their norm."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from rl_models.training.megatron.model import EMBEDDING, MegatronModel
 
-__all__ = ["clip_gradients", "gradient_norm", "sum_gradients"]
+__all__ = ["gradient_norm", "gradients_of", "sum_gradients"]
 
 
 def sum_gradients(model: MegatronModel) -> None:
@@ -76,9 +76,6 @@ def gradient_norm(model: MegatronModel) -> float:
     return math.sqrt(total.item())
 
 
-def clip_gradients(model: MegatronModel, norm: float, max_norm: float | None) -> None:
-    """Scale gradients of this norm down to `max_norm`."""
-    if max_norm is None or norm <= max_norm:
-        return
-    gradients = [_grad(parameter) for parameter in model.masters.parameters.values()]
-    torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))
+def gradients_of(model: MegatronModel) -> Iterator[Tensor]:
+    """Yield the gradients of this rank's masters."""
+    return (_grad(parameter) for parameter in model.masters.parameters.values())

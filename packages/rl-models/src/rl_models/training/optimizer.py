@@ -1,13 +1,13 @@
-"""The optimizer step of one rank: clipping, the optimizer and the learning rate."""
+"""The optimizer of one rank and its schedule, as the settings describe them."""
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer, lr_scheduler as schedules
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,8 +19,6 @@ from rl_models.config import (
     SchedulerConfig,
     resolve_class,
 )
-from rl_models.training.dtensor.sharding import local_part
-from rl_models.training.process_group import Ranks
 
 __all__ = [
     "build_optimizer",
@@ -28,8 +26,6 @@ __all__ = [
     "change_settings",
     "check_elementwise",
     "check_optimizer",
-    "clip_gradients",
-    "gradient_norm",
 ]
 
 
@@ -237,47 +233,3 @@ class _Shape:
         if self._name == "cosine":
             left = 0.5 * (1.0 + math.cos(math.pi * done))
         return self._floor + (1.0 - self._floor) * left
-
-
-def _local_gradients(parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
-    return [local_part(p.grad) for p in parameters.values() if p.grad is not None]
-
-
-def gradient_norm(
-    parameters: Mapping[str, nn.Parameter],
-    ranks: Ranks,
-    num_holders: Callable[[str], int] = lambda name: 1,
-) -> float:
-    """Return the 2-norm of all gradients together, over all ranks.
-
-    Args:
-        parameters: Parameters of this rank.
-        ranks: All ranks.
-        num_holders: Returns the number of ranks that hold the same part of a parameter.
-    """
-    # Not torch's `clip_grad_norm_`: it fails on tensors that are partly DTensors, and
-    # does not know of parts that tensor-parallel ranks hold alike.
-    by_holders: dict[int, list[Tensor]] = {}
-    for name, parameter in parameters.items():
-        if parameter.grad is not None:
-            gradient = local_part(parameter.grad)
-            if gradient.numel():
-                by_holders.setdefault(num_holders(name), []).append(gradient)
-    square = torch.zeros((), dtype=torch.float64, device=ranks.device)
-    for count, gradients in by_holders.items():
-        norms = torch.stack(torch._foreach_norm(gradients))
-        # The sum over all ranks counts a part as often as it is held. In float64,
-        # because squares of many norms are added.
-        square += norms.to(ranks.device).double().square().sum() / count
-    return math.sqrt(ranks.sum(square).item())
-
-
-def clip_gradients(
-    parameters: Mapping[str, nn.Parameter], norm: float, max_norm: float | None
-) -> None:
-    """Scale gradients of this global norm down to `max_norm`."""
-    if max_norm is None or norm <= max_norm:
-        return
-    # The same small number as in torch's `clip_grad_norm_`, so that results agree with
-    # it.
-    torch._foreach_mul_(_local_gradients(parameters), max_norm / (norm + 1e-6))
