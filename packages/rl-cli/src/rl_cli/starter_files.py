@@ -26,6 +26,7 @@ from rl_cli.starter_environments import (
     needed_characters,
     num_new_tokens,
 )
+from rl_cli.starter_rewards import reward_files
 
 __all__ = [
     "BUILT",
@@ -51,15 +52,6 @@ TASKS: Mapping[Task, str] = {
     "prefer": "prefer the better answer of each row to the worse one",
 }
 BUILT, EXAMPLE, CPU = "small", "example", "cpu"
-_ALGORITHMS: Mapping[Task, str] = {
-    "reward": "grpo",
-    "turns": "grpo",
-    "tools": "grpo",
-    "math": "grpo",
-    "code": "grpo",
-    "imitate": "sft",
-    "prefer": "dpo",
-}
 _RATES = {"grpo": 1e-6, "sft": 1e-5, "dpo": 5e-7}
 assert set(TASKS) == set(get_args(Task))
 _NUM_HELD_OUT = 64
@@ -88,7 +80,7 @@ class Answers:
     @property
     def algorithm(self) -> str:
         """Algorithm for the task."""
-        return _ALGORITHMS[self.task]
+        return {"imitate": "sft", "prefer": "dpo"}.get(self.task, "grpo")
 
     @property
     def is_sampled(self) -> bool:
@@ -105,7 +97,7 @@ def starter_files(answers: Answers, folder: Path) -> dict[str, str]:
     """
     files = {"run.yaml": _run_file(answers, folder)}
     if answers.task == "reward":
-        files |= _reward_files(answers.answer_column)
+        files |= reward_files(answers.answer_column)
     if answers.task in OWN_ENVIRONMENTS:
         column = answers.answer_column or "answer"
         is_short = answers.model == BUILT
@@ -115,16 +107,6 @@ def starter_files(answers: Answers, folder: Path) -> dict[str, str]:
         files["rows.jsonl"] = _lines(rows[:-_NUM_HELD_OUT])
         files["held_out.jsonl"] = _lines(rows[-_NUM_HELD_OUT:])
     return files
-
-
-def _reward_files(column: str | None) -> dict[str, str]:
-    if column is None:
-        return {
-            "reward.py": _REWARD_WITHOUT_ANSWER,
-            "test_reward.py": _TEST_WITHOUT_ANSWER,
-        }
-    texts = {"reward.py": _REWARD, "test_reward.py": _TEST}
-    return {name: text.replace("COLUMN", column) for name, text in texts.items()}
 
 
 def _run_file(answers: Answers, folder: Path) -> str:
@@ -193,14 +175,14 @@ model:
   num_hidden_layers: 2
   num_attention_heads: 4
   max_position_embeddings: 512
-  # One token for each character; others are unknown to it.
+  # One token for each of these characters; all others are unknown.
   tokenizer: {{characters: {json.dumps(characters)}}}
 """
 
 
 def _is_tiny_talk(answers: Answers) -> bool:
     """Return True if prompts and answers are just a few digits."""
-    # A real model says more, even of these rows, where it may speak for several turns.
+    # A real model writes more than a few digits where it has several turns.
     if answers.task in OWN_ENVIRONMENTS and answers.model != BUILT:
         return False
     return answers.data == EXAMPLE and answers.task != "code"
@@ -213,20 +195,18 @@ def _policy(answers: Answers, folder: Path) -> str:
         lines.append(f"model_name: {_place(answers.model, folder)}")
     if on_gpu:
         lines.append("precision: bfloat16")
-    # Several turns are one row.
+    # A conversation of several turns is one row.
     tiny = 48 if answers.task in OWN_ENVIRONMENTS else 16
     length = tiny if _is_tiny_talk(answers) else 256 if is_small else 1024
     lines += [
         "# Longest row: prompt and answer together, in tokens.",
         f"max_total_sequence_length: {length}",
-        "# Rows of one pass; lower it where memory runs out.",
+        "# Rows per forward pass; lower it if memory runs out.",
         f"train_micro_batch_size: {64 if is_small else 4}",
     ]
     if not is_small:
         lines.append("dtensor: {activation_checkpointing: true}")
-    rate = (
-        1e-3 if is_small else {"grpo": 1e-6, "dpo": 5e-7}.get(answers.algorithm, 1e-5)
-    )
+    rate = 1e-3 if is_small else _RATES[answers.algorithm]
     lines.append(f"optimizer: {{kwargs: {{lr: {rate:.1e}, weight_decay: 0.0}}}}")
     if answers.is_sampled:
         lines += ["generation:", *_indented(_generation(answers, length), 1)]
@@ -265,7 +245,7 @@ def _data(answers: Answers, folder: Path) -> str:
             f"train: {source}",
             "# One row in twenty is held out, to measure with.",
             "split_validation_size: 0.05",
-            "# What is too long is left out, and counted.",
+            "# Rows that are too long are left out, and counted.",
             "on_overlong: drop",
         ]
     return "\n".join(_indented(["data:", *_indented(lines, 1)], 2))
@@ -296,7 +276,7 @@ def _settings(answers: Answers) -> str:
             ]
         if answers.task in {"reward", *OWN_ENVIRONMENTS}:
             lines += [
-                "# From this reward on a held-out answer counts as right.",
+                "# A held-out answer with at least this reward counts as right.",
                 f"accuracy_threshold: {0.5 if answers.task == 'turns' else 1.0}",
             ]
     lines += [
@@ -329,7 +309,7 @@ def _place(name: str, folder: Path) -> str:
     path = Path(name).expanduser()
     if not path.exists():
         return name
-    # Kept absolute, as the user gave it; only relative paths are turned.
+    # An absolute path stays as the user gave it; only relative ones are converted.
     if path.is_absolute():
         return json.dumps(str(path))
     return json.dumps(os.path.relpath(path, folder))
@@ -362,91 +342,3 @@ def _example_rows(task: Task) -> list[dict[str, object]]:
     # seed, so that the files are the same each time.
     random.Random(0).shuffle(rows)
     return rows
-
-
-_REWARD = '''\
-"""The reward of run.yaml. Test it with: python -m pytest test_reward.py."""
-
-
-def reward(response: str, COLUMN: str) -> float:
-    """Return 1 for the right answer, a little for what begins with it, else 0.
-
-    Args:
-        response: What the model wrote.
-        COLUMN: The column of that name; every column of the row can be asked for.
-    """
-    given, right = response.strip(), COLUMN.strip()
-    if given == right:
-        return 1.0
-    return 0.2 if given.startswith(right) else 0.0
-'''
-_REWARD_WITHOUT_ANSWER = '''\
-"""The reward of run.yaml. Test it with: python -m pytest test_reward.py."""
-
-
-def reward(prompt: str, response: str) -> float:
-    """Return a number: here 1 for an answer of ten words, less for other lengths.
-
-    Args:
-        prompt: The prompt.
-        response: What the model wrote; every column of the row can be asked for too.
-    """
-    return 1.0 / (1.0 + abs(len(response.split()) - 10))
-'''
-_TEST = '''\
-"""Tests of reward.py; run them by: python -m pytest test_reward.py."""
-
-import pytest
-from reward import reward
-
-from rl_envs.testing import Examination, assert_passed, examine_environment
-
-# Replace these by tasks like yours.
-ROWS = [
-    {"prompt": "max 274 = ", "COLUMN": "7"},
-    {"prompt": "max 309 = ", "COLUMN": "9"},
-    {"prompt": "max 551 = ", "COLUMN": "5"},
-]
-
-
-@pytest.mark.parametrize(
-    ("response", "expected"),
-    [("7", 1.0), (" 7 ", 1.0), ("7 or 4", 0.2), ("4", 0.0), ("", 0.0)],
-)
-def test_reward_of_a_response(response: str, expected: float) -> None:
-    assert reward(response, COLUMN="7") == expected
-
-
-def test_only_right_responses_earn_the_full_reward() -> None:
-    # Tries right, empty, garbled and slightly changed answers, in several orders, and
-    # in another process.
-    examination = Examination(gold_column="COLUMN", full_reward=1.0)
-    assert_passed(examine_environment(reward, ROWS, examination))
-'''
-_TEST_WITHOUT_ANSWER = '''\
-"""Tests of reward.py; run them by: python -m pytest test_reward.py."""
-
-import pytest
-from reward import reward
-
-from rl_envs.testing import Examination, assert_passed, examine_environment
-
-# Replace these by tasks like yours; `best` is a response that earns the full reward.
-ROWS = [
-    {"prompt": "Birds?", "best": "Most birds fly, all lay eggs, and some also sing."},
-    {"prompt": "Rain?", "best": "It falls from clouds, fills ponds and cools the air."},
-]
-
-
-@pytest.mark.parametrize(
-    ("num_words", "expected"), [(10, 1.0), (9, 0.5), (11, 0.5), (0, 1 / 11)]
-)
-def test_reward_of_a_response(num_words: int, expected: float) -> None:
-    assert reward("Write.", "word " * num_words) == pytest.approx(expected)
-
-
-def test_only_good_responses_earn_the_full_reward() -> None:
-    # A changed character leaves ten words ten words, so such changes may be accepted.
-    examination = Examination(gold_column="best", max_accepted_changes=1.0)
-    assert_passed(examine_environment(reward, ROWS, examination))
-'''
