@@ -210,7 +210,7 @@ class FakeGroup(RayWorkerGroup):
 
 
 def controller(kind: str, rounds: int) -> dict[str, Any]:
-    """Cost of one dispatch without Ray, its linear fit, and where it would be felt."""
+    """Measure a dispatch without Ray: its cost, its linear fit, and when it matters."""
     medians = []
     for size in FAKE_SIZES:
         group, rows = FakeGroup(size), payload(kind, size)

@@ -2,7 +2,7 @@
 
 One JSON line per model and batch. Each backend runs as one replica with one thread in a
 process of its own; they take turns call by call, and the medians are compared. The rule
-of `backend: auto` (`rl_models.generation.choice`) follows these lines.
+of `backend: auto` (`rl_models.generation.choice`) is based on them.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def main() -> None:
 
 
 def measure(size: Size, calls: int, folder: Path) -> Iterator[dict[str, Any]]:
-    """Print one line per batch; both backends are up at the same time."""
+    """Yield one line per batch; both backends are up at the same time."""
     model = build_model(
         ModelBuildConfig.from_dict(
             {

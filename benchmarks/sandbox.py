@@ -79,7 +79,7 @@ def run_pool(pool: SandboxPool, size: int) -> None:
 
 
 def run_interpreters(size: int, num_slots: int) -> None:
-    """Run each program by an interpreter of its own, as many at a time as slots."""
+    """Run each program in an interpreter of its own, one per slot at a time."""
 
     def run(_: int) -> str:
         return subprocess.run(

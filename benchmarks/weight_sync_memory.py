@@ -180,7 +180,7 @@ def workers(
 def in_turns(
     policy: TrainingPolicy, sync: WeightSynchronizer, rounds: int
 ) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
-    """Sync in both ways by turns; return seconds, and bytes that each rank received."""
+    """Sync in both ways alternately; return seconds, and bytes that ranks received."""
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     bytes_of: dict[str, list[int]] = {}
     for _ in range(rounds):

@@ -91,7 +91,7 @@ class Examples:
         return WORKLOADS["grpo_small_variable"].model(folder)
 
     def rows(self, count: int) -> list[dict[str, str]]:
-        """Rows with a prompt and its answer, or with a better and a worse one."""
+        """Return rows with a prompt and its answer, or a better and a worse one."""
         rng = random.Random(SEED)
         columns = ["answer"] if self.algorithm == "sft" else ["chosen", "rejected"]
         return [

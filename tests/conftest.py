@@ -1,4 +1,4 @@
-"""What the cross-package tests share: the `rl` command as a real process."""
+"""Fixtures of the cross-package tests: the `rl` command as a real process."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ COMMAND_DEADLINE_S = 280.0
 
 
 def pytest_configure() -> None:
-    """Have hangups reach runs also where the tests run under `nohup`."""
+    """Deliver SIGHUP to runs even if the tests run under `nohup`."""
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @dataclass(frozen=True)
 class Finished:
-    """What a finished command left."""
+    """The output of a finished command."""
 
     code: int
     out: str
@@ -34,18 +34,18 @@ class Finished:
 
     @property
     def json(self) -> dict[str, Any]:
-        """The JSON object on the last line of standard output."""
+        """Parse the JSON object on the last line of standard output."""
         return json.loads(self.out.strip().splitlines()[-1])
 
 
 def command(*arguments: str) -> list[str]:
-    """The command line of `rl` with these arguments."""
+    """Return the command line of `rl` with these arguments."""
     return [sys.executable, "-m", "rl_cli", *arguments]
 
 
 @contextmanager
 def starter(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `rl ...` in sessions of their own, of which nothing is left in the end."""
+    """Start `rl ...` in sessions of their own, and leave nothing of them behind."""
     started: list[subprocess.Popen[str]] = []
 
     def run(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -53,7 +53,7 @@ def starter(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
             "cwd": folder,
             "stdout": subprocess.PIPE,
             "stderr": subprocess.PIPE,
-            # A shell starts what runs in the background with SIGINT ignored.
+            # A shell starts background processes with SIGINT ignored.
             "preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         }
         process: subprocess.Popen[str] = subprocess.Popen(
@@ -74,7 +74,7 @@ def starter(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def to_end(process: subprocess.Popen[str], deadline_s: float) -> Finished:
-    """Wait for the end of a command."""
+    """Wait until a command exits."""
     out, err = process.communicate(timeout=deadline_s)
     return Finished(process.returncode, out, err)
 
@@ -88,7 +88,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def rl(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Finished]:
-    """Run `rl ...` to its end."""
+    """Run `rl ...` to completion."""
 
     def run(*arguments: str, deadline_s: float = COMMAND_DEADLINE_S) -> Finished:
         return to_end(start(*arguments), deadline_s)
@@ -98,7 +98,7 @@ def rl(start: Callable[..., subprocess.Popen[str]]) -> Callable[..., Finished]:
 
 @pytest.fixture(scope="session")
 def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """An undisturbed run of `long_grpo`, made once: `json` says what it ended with."""
+    """An uninterrupted run of `long_grpo`, made once; `json` holds its result."""
     folder = tmp_path_factory.mktemp("whole")
     path = write_recipe(folder, long_grpo())
     with starter(folder) as run:

@@ -1,4 +1,4 @@
-"""A server that speaks OpenAI's chat completions, and replies as a test says."""
+"""A server with OpenAI's chat completions, and replies set by a test."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Reply = str | int | None
 
 @dataclass
 class JudgeServer:
-    """What was asked, and how it is answered.
+    """Its questions and replies.
 
     A text is a reply, a number a status, and None keeps the client waiting until the
     server ends.
     """
 
     reply: Callable[[str], Reply]
-    """Given the question's last message."""
+    """Called with the question's last message."""
     questions: list[str] = field(default_factory=list)
     requests: list[dict[str, Any]] = field(default_factory=list)
     keys: list[str] = field(default_factory=list)
@@ -90,7 +90,7 @@ def judge_server(reply: Callable[[str], Reply]) -> Iterator[JudgeServer]:
             self.wfile.write(text)
 
         def log_message(self, *_: Any) -> None:
-            """Say nothing."""
+            """Suppress log output."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

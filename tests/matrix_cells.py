@@ -1,4 +1,4 @@
-"""Cells of a matrix of tests, of which CI runs a covering part."""
+"""Cells of a test matrix, of which CI runs a covering subset."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["cells"]
 
 
 def cells(every: Iterable[Any], covering: Collection[Any]) -> list[Any]:
-    """Return the values for `parametrize`; `nox -s matrix` runs those not covering.
+    """Return the values for `parametrize`; `nox -s matrix` runs the others.
 
     Args:
         every: A value per cell; a tuple for several parameters.
-        covering: Those that `nox -s tests`, and so CI, runs.
+        covering: Those run by `nox -s tests`, and so by CI.
 
     Raises:
-        ValueError: A covering cell is none of the cells.
+        ValueError: A covering cell is not among the cells.
     """
     found = list(every)
     unknown = [cell for cell in covering if cell not in found]

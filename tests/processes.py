@@ -1,4 +1,4 @@
-"""Finding and ending the processes that a command has started."""
+"""Finding and killing the processes that a command has started."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psutil
 
 
 def session_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """All processes of the session that a command was started in."""
+    """Return all processes of the session in which a command was started."""
     found = []
     for other in psutil.process_iter():
         try:
@@ -23,17 +23,17 @@ def session_processes(process: subprocess.Popen[str]) -> list[psutil.Process]:
 
 
 def kill_session(process: subprocess.Popen[str]) -> None:
-    """Kill a command at once, then what it has started."""
+    """Kill a command at once, then its child processes."""
     if process.poll() is None:
         process.kill()
     for other in session_processes(process):
-        # Some end because others do.
+        # Some exit because others do.
         with suppress(psutil.Error):
             other.send_signal(signal.SIGKILL)
 
 
 def is_running(process: psutil.Process) -> bool:
-    """Whether a process has not ended, be it that nobody has asked how."""
+    """Return whether a process is running; an unreaped zombie is not."""
     try:
         return process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

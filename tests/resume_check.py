@@ -1,12 +1,12 @@
 """`python tests/resume_check.py ALGORITHM ...`: is resuming after a kill bitwise exact?
 
-For each algorithm or preset (default: all of both) a small run is made undisturbed.
-Then the same run is killed by SIGKILL, with everything that it started, at five moments
-drawn by `--seed`: some time after some phase of some step has begun; with `--phase`,
-after that one has (`validation`, or `checkpointing`, while files are written). After
-each kill it is resumed. In the end weights, optimizer state and the metrics of all
-steps must be the same to the last bit. One JSON line is printed per algorithm; the exit
-code is 1 if any differs.
+For each algorithm or preset (default: all of both) a small run is made uninterrupted.
+Then the same run is killed by SIGKILL, with all its child processes, at five moments
+drawn from `--seed`: some time after a phase of a step has begun; with `--phase`, after
+this one has (`validation`, or `checkpointing`, while files are written). After each
+kill it is resumed. In the end weights, optimizer state and the metrics of all steps
+must be bitwise equal. One JSON line is printed per algorithm; the exit code is 1 if any
+differs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rl_models import ModelBuildConfig, build_model
 
 NUM_STEPS, SAVE_PERIOD = 12, 2
 DEADLINE_S = 400.0
-# What a checkpoint says about its circumstances and not about the training.
+# What a checkpoint records about its circumstances, not the training.
 CIRCUMSTANCES = {"manifest.json", "training_info.json", "config.yaml"}
 
 PROMPTS = [{"prompt": f"{a}+{b}="} for a in range(7) for b in range(3)]
@@ -59,7 +59,7 @@ EXAMPLES: dict[str, Any] = {"train_global_batch_size": 4}
 
 
 def make_reward() -> Callable[..., Any]:
-    """Make a reward function that travels by value: workers cannot import this file."""
+    """Return a reward function by value: workers cannot import this file."""
 
     def reward(prompt: str, response: str) -> float:
         return sum(map(int, filter(str.isdigit, response))) / 40
@@ -68,7 +68,7 @@ def make_reward() -> Callable[..., Any]:
 
 
 def make_rewards() -> Callable[..., Any]:
-    """Make a function that gives two rewards."""
+    """Return a function with two rewards."""
 
     def rewards(prompt: str, response: str) -> dict[str, float]:
         digits = [int(letter) for letter in response if letter.isdigit()]
@@ -127,7 +127,7 @@ def train(
     callbacks: Sequence[rl.Callback] = (),
     pool: rl.KeptWorkers | None = None,
 ) -> rl.TrainResult:
-    """Make the small run of an algorithm, or go on with it."""
+    """Make the small run of an algorithm, or resume it."""
     case = CASES[name]
     settings = {**COMMON, **case.settings}
     if name == "distillation":
@@ -150,7 +150,7 @@ def train(
 
 
 def digest(checkpoint: Path) -> dict[str, str]:
-    """Return a digest of every file of a checkpoint that holds training state."""
+    """Return a digest of every checkpoint file that holds training state."""
     return {
         str(path.relative_to(checkpoint)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(checkpoint.rglob("*"))
@@ -159,7 +159,7 @@ def digest(checkpoint: Path) -> dict[str, str]:
 
 
 def differences(whole: rl.TrainResult, resumed: rl.TrainResult) -> list[str]:
-    """Return what differs between two runs that should be the same."""
+    """Return the differences of two runs that should be equal."""
     assert whole.checkpoint_path is not None
     assert resumed.checkpoint_path is not None
     expected, found = digest(whole.checkpoint_path), digest(resumed.checkpoint_path)
@@ -183,7 +183,7 @@ def _learned(result: rl.TrainResult) -> list[dict[str, float]]:
 
 
 class Kill(rl.Callback):
-    """Ends the process by SIGKILL some time after a phase has begun."""
+    """Kills the process with SIGKILL some time after a phase has begun."""
 
     def __init__(
         self, step: int, phase: int, delay_s: float, name: str | None = None
@@ -194,7 +194,7 @@ class Kill(rl.Callback):
 
     @property
     def arguments(self) -> list[str]:
-        """What a command line says to make the same."""
+        """Return the arguments of a command line for the same kill."""
         name = [] if self._name is None else [self._name]
         return [str(self._step), str(self._phase), str(self._delay_s), *name]
 
@@ -212,7 +212,7 @@ class Kill(rl.Callback):
 
 
 def run_and_kill(name: str, model: Path, folder: Path, where: Kill | None) -> bool:
-    """Make the run in a process of its own; return whether it came to its end."""
+    """Make the run in a process of its own; return whether it finished."""
     command = [sys.executable, __file__, "--child", name, str(model), str(folder)]
     if where is not None:
         command += where.arguments
@@ -236,10 +236,10 @@ def run_and_kill(name: str, model: Path, folder: Path, where: Kill | None) -> bo
 
 
 def result_of(folder: Path) -> rl.TrainResult:
-    """Return what a finished run left.
+    """Return the output of a finished run.
 
-    A run that was killed before its first checkpoint begins again in a new folder,
-    `<folder>-2` and so on.
+    A run killed before its first checkpoint starts over in a new folder, `<folder>-2`
+    and so on.
     """
     newest = f"checkpoints/step_{NUM_STEPS}"
     (done,) = [
@@ -252,9 +252,9 @@ def result_of(folder: Path) -> rl.TrainResult:
 
 
 def draw_kills(name: str, num_kills: int, seed: int, phase: str | None) -> list[Kill]:
-    """Draw the moments of the kills, in their order."""
+    """Draw the moments of the kills, in order."""
     random.seed(f"{seed} {name}")
-    # The last steps are spared, so that no run comes to its end before it is killed.
+    # The last steps are spared, so that no run finishes before it is killed.
     steps = sorted(random.choices(range(NUM_STEPS - 4), k=num_kills))
     if phase is not None:
         return [Kill(step, 1, random.uniform(0, 0.05), phase) for step in steps]
@@ -264,7 +264,7 @@ def draw_kills(name: str, num_kills: int, seed: int, phase: str | None) -> list[
 def check(
     name: str, kills: Sequence[Kill], model: Path, folder: Path
 ) -> dict[str, Any]:
-    """Compare an undisturbed run with one that was killed."""
+    """Compare an uninterrupted run with one that was killed."""
     began_s = time.monotonic()
     whole, broken = folder / "whole", folder / "broken"
     run_and_kill(name, model, whole, None)

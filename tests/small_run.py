@@ -1,4 +1,4 @@
-"""A recipe small enough for tests: it trains in seconds and shows every phase."""
+"""A recipe small enough for tests: it trains in seconds and has every phase."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TASKS = {"world": "sorting", "settings": {"num_digits": 3}}
 
 
 def recipe(**stages: dict[str, Any]) -> dict[str, Any]:
-    """A warm-up and a GRPO stage on three digits; `stages` changes their keys."""
+    """Return a warm-up and a GRPO stage on three digits; `stages` overrides keys."""
     common = {
         "policy": {
             "max_total_sequence_length": 12,
@@ -64,7 +64,7 @@ def recipe(**stages: dict[str, Any]) -> dict[str, Any]:
 
 
 def long_grpo(**changes: Any) -> dict[str, Any]:
-    """A run whose GRPO stage is long enough to be killed in."""
+    """Return a run whose GRPO stage is long enough to be killed in."""
     data = recipe()
     data["stages"]["grpo"]["grpo"] |= {"max_num_steps": 6, **changes}
     data["stages"]["grpo"]["checkpointing"] = {"save_period": 2, "keep_latest_k": 9}
@@ -79,7 +79,7 @@ def write_recipe(folder: Path, data: dict[str, Any]) -> str:
 
 
 def check_kept_logprobs(stage: Path, *, num_answers: int) -> None:
-    """Check that kept answers have the trainer's log-probs, and that they fit.
+    """Check that kept answers have the trainer's log-probs, close to their own.
 
     Args:
         stage: Folder of a stage that samples.

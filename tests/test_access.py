@@ -1,8 +1,7 @@
-"""Who may ask what: every route of everything that listens, by every kind of key.
+"""Access control: every route of every listener, with every kind of key.
 
-The routes come from the listeners' own tables. A route that has no row in `LOWEST`, a
-row without a route, and a source file that opens a listener which is not started here
-fail.
+The routes come from the listeners' own tables. A route without a row in `LOWEST`, a row
+without a route, or a source file with a listener that is not started here is a failure.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _KEYS = {
     "POST /rl/keys/revoke": "admin",
 }
 _OWN = "own"
-"""Of a route that no role opens, but a key that the listener itself has issued."""
+"""For a route opened not by a role but by a key that the listener itself issued."""
 LOWEST = {
     "serve": {
         "GET /health": None,
@@ -75,7 +74,7 @@ LOWEST = {
         "POST /v1/chat/completions": _OWN,
     },
 }
-"""The lowest role that each route admits; None: nobody needs a key."""
+"""The lowest role that each route admits; None: no key is needed."""
 
 _LISTENING = re.compile(
     r"web\.(Application|AppRunner|SockSite|TCPSite)\(|http\.server|socketserver"
@@ -90,15 +89,15 @@ KNOWN = {
     "rl_cli/report/watch_server.py": "the server of watch",
     "rl_models/serving/router.py": "serve",
     "rl_algorithms/rollout/agents/policy_server.py": "agents",
-    # Replicas listen on loopback to their router alone, by a key of their own; without
+    # Replicas listen on loopback only to their router, with a key of their own; without
     # it they answer nothing but /health (test_serving_replica_access).
     "rl_models/serving/huggingface_replica.py": "a replica",
     "rl_models/serving/replica.py": "a replica of vLLM",
-    # Links between processes of a run, which are no HTTP. A peer must prove that it has
-    # a secret of 32 bytes before anything of it is taken.
+    # Links between processes of a run, which are not HTTP. A peer must prove that it
+    # has a secret of 32 bytes before any of its data is read.
     "rl_distributed/workers/group_watch.py": "signs of life: test_workers_watch",
     "rl_models/generation/vllm/rank_link.py": "ranks of vLLM: test_vllm_rank_link",
-    # PyTorch's, which takes no keys: docs/guides/security.md says what to do.
+    # PyTorch's, which takes no keys; see docs/guides/security.md.
     "rl_distributed/transfer/collective.py": "the meeting of a process group",
     # These look for a free port, and close it.
     "rl_distributed/cluster/ports.py": "ports of a cluster",
@@ -176,7 +175,7 @@ def test_a_route_by_every_role_and_state(
         if lowest == _OWN:
             assert (status, why) == (401, "invalid_api_key")
         elif lowest is None or ranks.index(role) >= ranks.index(lowest):
-            # What is admitted may be wrong in another way: nothing sensible was sent.
+            # An admitted request may fail in another way: nothing meaningful was sent.
             assert status not in (401, 403, 429, 500), (role, status, why)
         else:
             assert (status, why) == (403, "role")
@@ -253,7 +252,7 @@ def test_a_link_on_another_page_opens_pages_alone(
             if is_let_in:
                 assert headers["X-Frame-Options"] == "DENY"
                 assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
-                # The link is no key.
+                # The link is not a key.
                 assert listeners[name].ask("GET", route.path, **sent)[0] == 401
 
 
@@ -289,7 +288,7 @@ def test_the_keys_that_a_server_was_started_with_are_as_they_were(
             ask = listener.ask
             assert ask("GET", "/metrics", "right")[0] == 200
             assert ask("GET", "/metrics", "other")[0] in (401, 403)
-            # 503: no replica is there; 400: the body names no folder.
+            # 503: there is no replica; 400: the body names no folder.
             assert ask("POST", completions, "right", b"{}", **json_type)[0] == 503
             assert ask("POST", completions, "other", b"{}", **json_type)[0] in (
                 401,
@@ -327,7 +326,7 @@ def test_a_request_that_changes_a_run_comes_once(
         status, text, _ = run.ask("POST", "/rl/run/stop", key, b"{}", **sent)
         return status, reason(text)
 
-    # 409: no process carries the run out.
+    # 409: no process executes the run.
     assert stop(X_RL_Nonce=nonce, X_RL_Time=now) == (409, "refused")
     assert stop(X_RL_Nonce=nonce, X_RL_Time=now) == (403, "replayed")
     assert stop(X_RL_Nonce="", X_RL_Time=now) == (403, "nonce_missing")
@@ -362,7 +361,7 @@ def test_the_rate_of_a_key_holds_at_each_listener(
         found = [listener.ask("GET", "/metrics", key) for _ in range(4)]
         assert [status for status, _, _ in found] == [200, 200, 200, 429]
         assert int(found[3][2]["Retry-After"]) > 1_000
-        # Another key is not held up.
+        # Another key is not delayed.
         assert listener.ask("GET", "/metrics", keys.valid["viewer"])[0] == 200
 
 

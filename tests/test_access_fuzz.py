@@ -1,6 +1,6 @@
-"""Thousands of malformed requests to everything that listens.
+"""Thousands of malformed requests to every listener.
 
-CI sends 400 to each; `RL_FUZZ_REQUESTS=10000` sends as many as it says (`nox -s fuzz`).
+CI sends 400 to each; `RL_FUZZ_REQUESTS=10000` sends that many (`nox -s fuzz`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from access.malformed import malformed
 NUM_REQUESTS = int(os.environ.get("RL_FUZZ_REQUESTS", "2000"))
 SEED = int(os.environ.get("RL_FUZZ_SEED", "0"))
 MOST_GROWTH_BYTES = 48 << 20
-# Noise in the first requests: buffers, compiled patterns, threads of the pool.
+# Growth during the first requests: buffers, compiled patterns, pool threads.
 NUM_WARM = 150
 
 
@@ -30,7 +30,7 @@ def test_malformed_requests_change_nothing_and_learn_nothing(
     tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     keys = Keys(tmp_path)
-    # A good key of the lowest role, too: what it is admitted to is malformed as well.
+    # Include a valid key of the lowest role: requests that it admits are malformed too.
     sent = [keys.valid["viewer"], keys.expired["admin"], keys.wrong["unknown"]]
     before = keys.file.path.read_bytes()
     process = psutil.Process()
@@ -42,7 +42,7 @@ def test_malformed_requests_change_nothing_and_learn_nothing(
             sent.append(listener.own_key)
         paths = [route.path for route in listener.table.routes]
         requests = itertools.islice(malformed(SEED, paths, sent), NUM_REQUESTS)
-        # The page holds the key of its address and no other; nothing else holds any.
+        # The page holds the key of its own address; nothing else holds any.
         hidden = keys.secrets
         start_bytes = 0
         for number, (data, half) in enumerate(requests):

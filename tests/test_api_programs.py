@@ -1,4 +1,4 @@
-"""The programs that the public surface promises, as a user would write them."""
+"""The programs promised by the public surface, as a user would write them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Sevens(EnvironmentInterface[Any]):
 
 
 class Hooks(rl.Callback):
-    """Notes every hook that is called."""
+    """Records every hook call."""
 
     def __init__(self) -> None:
         self.called: list[str] = []
@@ -105,7 +105,7 @@ class Hooks(rl.Callback):
 
 
 class Rewarded(rl.GRPOTrainer):
-    """An algorithm of one's own, from another package."""
+    """A custom algorithm, from another package."""
 
     algorithm = "rewarded"
 
@@ -147,7 +147,7 @@ def test_own_environment_algorithm_and_callback(
 
 
 def test_own_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Other tests of this process list the names.
+    # Other tests in this process list the names.
     names = dict(backends._TRAINING._registered)
     monkeypatch.setattr(backends._TRAINING, "_registered", names)
 

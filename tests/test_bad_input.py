@@ -1,4 +1,4 @@
-"""Wrong input: one message that names the thing and the remedy, and exit code 2."""
+"""Wrong input yields one message with the cause and the remedy, and exit code 2."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands of the guide on checkpoints between layouts, run as they stand."""
+"""The commands of the guide on checkpoints between layouts, run verbatim."""
 
 from __future__ import annotations
 
@@ -51,5 +51,5 @@ def test_commands_of_the_guide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             torch.testing.assert_close(
                 found.state_dict()[name], value, atol=1e-6, rtol=0
             )
-    # Adapters alone are no model.
+    # Adapters alone are not a model.
     assert _run(["checkpoint", "convert", str(steps[1]), "without-base"], False) == 2

@@ -21,7 +21,7 @@ DEADLINE_S = 280.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition; fail with its name when it does not come."""
+    """Wait for a condition; fail with its name if it never holds."""
     end = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
@@ -29,7 +29,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def only_process(process: subprocess.Popen[str], name: str) -> psutil.Process:
-    """The process of this name that a run has started."""
+    """Return the only process of this name that a run has started."""
     found = []
     for other in session_processes(process):
         with contextlib.suppress(psutil.Error):
@@ -40,7 +40,7 @@ def only_process(process: subprocess.Popen[str], name: str) -> psutil.Process:
 
 
 def last_step(out: Path) -> int:
-    """The last step that a run has recorded."""
+    """Return the last step that a run has recorded."""
     lines = (out / "stages" / "grpo" / "metrics.jsonl").read_text().splitlines()
     return max(json.loads(line).get("step", 0) for line in lines)
 
@@ -52,7 +52,7 @@ def test_the_loss_of_a_process_of_ray_ends_a_run_in_plain_words(
     name: str, start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     data = long_grpo(max_num_steps=4000)
-    # Rarely, so that the step that was reached has no checkpoint but the one asked for.
+    # Rarely, so that the step reached has only the checkpoint that was requested.
     data["stages"]["grpo"]["checkpointing"]["save_period"] = 3
     path = write_recipe(tmp_path, data)
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""`rl ctl` on a run of two stages that another process carries out."""
+"""`rl ctl` on a two-stage run in another process."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_run_is_paused_changed_saved_and_stopped(
 
             def is_paused() -> bool:
                 code, found, err = ctl("pause")
-                # Its metrics may come before it takes requests.
+                # Its metrics may appear before it accepts requests.
                 assert code == 0 or "it is starting" in err, err
                 paused.update(found)
                 return code == 0
@@ -86,7 +86,7 @@ def test_a_run_is_paused_changed_saved_and_stopped(
     assert "Stopped by alice.\nContinue with: rl train small.yaml --resume" in shown
     result = json.loads((run / "result.json").read_text())
     assert (result["steps"], result["stopped_by"]) == (stopped["step"], "alice")
-    # It goes on with this stage, and the next one has not begun.
+    # It continues with this stage, and the next one has not begun.
     assert not (run / "stages" / "warmup.json").exists()
     assert not (run / "stages" / "grpo").exists()
     code, _, err = ctl("pause")

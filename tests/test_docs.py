@@ -1,7 +1,7 @@
-"""What README and docs say is true: programs, commands, keys, metrics and links.
+"""README and docs are correct: programs, commands, keys, metrics and links.
 
-Programs that need neither Ray nor a model are run. Of the others every import from our
-packages must exist, and the two whole training runs are run by a slow test.
+Programs that need neither Ray nor a model are run. In the others, every import from our
+packages must exist, and a slow test executes the two complete training runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 PACKAGES = ("rl_distributed", "rl_models", "rl_envs", "rl_algorithms", "rl_cli")
-# These train, or join a cluster that is elsewhere; the others begin processes here.
+# These train, or join a remote cluster; the others start local processes.
 NOT_HERE = re.compile(
     r"rl\.train|trainer\.fit|from_pretrained|address=|path/or/hub-name|path/to/model"
 )
@@ -53,7 +53,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def on_pages(find: Callable[[Path], list[str]]) -> list[Any]:
-    """Every finding as a parameter, named by its page."""
+    """Return every finding as a parameter, named by its page."""
     return [
         pytest.param(found, id=f"{page.relative_to(ROOT)}-{number}")
         for page in PAGES
@@ -65,7 +65,7 @@ PROGRAMS = on_pages(lambda page: ["\n".join(blocks(page, "python"))])
 
 
 def public(module: Any) -> list[str]:
-    """The public names of a module; each package's own tests prove that they exist."""
+    """Return a module's public names; its package's tests prove that they exist."""
     return list(module.__all__)
 
 
@@ -105,9 +105,9 @@ for words in json.loads(sys.argv[1]):
 
 
 def run(folder: Path, *programs: list[str]) -> str:
-    """Run Python programs in a folder; returns what they printed.
+    """Run Python programs in a folder; return their output.
 
-    All in one process: torch starts once; the last program that is named is at fault.
+    All in one process, so torch starts once; the last program named is at fault.
     """
     process = subprocess.Popen(
         [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(programs)],
@@ -177,7 +177,7 @@ PLACEHOLDERS = ("RECIPE|ALGORITHM", "NAME", "focal")  # focal: the tutorial writ
 
 
 def rl_commands(page: Path) -> list[str]:
-    """Command lines that begin with `rl`, in blocks and in running text."""
+    """Return command lines that begin with `rl`, in blocks and in running text."""
     text = page.read_text()
     fenced = "\n".join(blocks(page, "sh") + blocks(page, "text"))
     lines = fenced.replace("\\\n", " ").splitlines()
@@ -205,7 +205,7 @@ def test_commands_parse_and_their_keys_exist(line: str) -> None:
     name = parsed.params.get("name", parsed.params.get("algorithm"))
     if name is None or name.endswith(".yaml") or name in PLACEHOLDERS:
         return
-    # Also a kind of file, of which `rl config schema` makes the schema.
+    # Also a file type, for which `rl config schema` builds the schema.
     if line.startswith("rl config schema ") and name == "recipe":
         return
     algorithm = name in algorithm_names() or find_preset(name) is not None
@@ -223,7 +223,7 @@ def test_commands_parse_and_their_keys_exist(line: str) -> None:
 CONFIGS = [get_algorithm(name).config_class for name in algorithm_names()]
 SECTIONS = {name for config in CONFIGS for name in config.model_fields}
 KEY = re.compile(
-    # What ends in .yaml is the file of a run.
+    # A name that ends in .yaml is a run file.
     rf"`((?:{'|'.join(sorted(SECTIONS))}|common|stages)(?:\.(?!yaml`)\w+)+)(?:=[^`]*)?`"
 )
 
@@ -293,7 +293,7 @@ def test_markers_name_what_is_there() -> None:
 
 
 def commands_of(group: click.Group) -> Iterator[list[str]]:
-    """The words of each command."""
+    """Return the words of each command."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -312,13 +312,13 @@ def test_every_command_has_a_picture() -> None:
     recorded = {
         f"{file_name(command)}.txt" for kind, command in shown if kind == "recorded"
     }
-    # Each is shown, and each of those shown is there.
+    # Each is shown, and each shown one exists.
     kept = {path.name for path in RECORDINGS.glob("*.txt")}
     assert kept == recorded
 
 
 def recorded_texts() -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of all that is recorded."""
+    """Yield the name and the text of every recording."""
     for path in sorted(RECORDINGS.rglob("*.*")):
         if path != RUN_OF_THE_PAGE:
             yield path.name, path.read_text()
@@ -346,7 +346,7 @@ def message_fragments() -> list[str]:
 
 @pytest.mark.parametrize("fragment", [one for one in message_fragments() if one])
 def test_messages_of_the_troubleshooting_page_are_real(fragment: str) -> None:
-    # Literals over several lines are one message; what differs is between braces.
+    # Multi-line literals are one message; parts in braces vary.
     texts = []
     for path in (ROOT / "packages").glob("*/src/**/*.py"):
         source = re.sub(r'"\s*\n\s*f?"', "", path.read_text())

@@ -1,4 +1,4 @@
-"""The site as it is built: formulas are rendered and papers linked on every page."""
+"""The built site: formulas are rendered and papers linked on every page."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BLOCKS = re.compile(r"<(pre|code|script|style)\b.*?</\1>", re.DOTALL)
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the site was built."""
     made = tmp_path_factory.mktemp("site")
-    # While working on the pages: a site that is built already.
+    # For work on the pages: an already built site.
     if built := os.environ.get("RL_BUILT_SITE"):
         return Path(built)
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(made)]
@@ -101,7 +101,7 @@ def test_pictures_have_a_text_and_name_nothing_elsewhere(
             alternative = re.search(r'alt="([^"]*)"', image)
             source = re.search(r'src="([^"]*)"', image)
             assert source, name
-            # Material's own mark is a picture of nothing.
+            # Material's own logo is decorative.
             if "assets/images/" in source[1] or "logo" in image:
                 continue
             assert alternative is not None, image
@@ -123,7 +123,7 @@ def test_pictures_have_a_text_and_name_nothing_elsewhere(
         assert "url(" not in re.sub(r"url\(#", "", text)
 
 
-# Pages of each kind: home, terminals, tables of keys, docstrings, formulas, pictures.
+# One page of each kind: home, terminals, key tables, docstrings, formulas, pictures.
 PAGES = (
     "",
     "reference/cli/",

@@ -1,4 +1,4 @@
-"""Whole runs through the `rl` command, as real processes."""
+"""Complete runs through the `rl` command, as real processes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_the_dashboard_asks_for_what_a_run_exposes(
         sink.log_metrics(metrics, step, 0.0)
     sampled = {f"system/{name}": v for name, v in HostProbe().read().items()}
     sink.log_metrics(sampled, 7, 0.0)
-    # As a server of Prometheus asks, past the proxies of the machine.
+    # As a Prometheus server scrapes, bypassing the machine's proxies.
     accepted = (
         "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
     )
@@ -161,7 +161,7 @@ def test_the_dashboard_asks_for_what_a_run_exposes(
     for panel in grafana_dashboard()["panels"]:
         for target in panel.get("targets", ()):
             query = r'(\w+)\{instance=~"\$instance"(?:, metric="(.*?)")?\}'
-            # Those of any GPU have no name to find on a machine without one.
+            # Without a GPU, GPU metrics have no names to find.
             if found := re.fullmatch(query, target["expr"]):
                 asked.add((found[1], found[2]))
             else:

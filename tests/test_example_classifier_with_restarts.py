@@ -1,4 +1,4 @@
-"""The example of training with restarts ends as it says."""
+"""The example of training with restarts ends as documented."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "classifier_with_restarts.py"
-# `tools/wheels.py` has the examples run with what a wheel alone installs.
+# `tools/wheels.py` runs the examples with a wheel's installation alone.
 PYTHON = os.environ.get("RL_EXAMPLE_PYTHON", sys.executable)
 
 

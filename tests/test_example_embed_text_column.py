@@ -1,4 +1,4 @@
-"""The example of an embedded text column runs as it is, in a process of its own."""
+"""The example of an embedded text column runs unchanged, in its own process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "embed_text_column.py"
-# `tools/wheels.py` has the examples run with what a wheel alone installs.
+# `tools/wheels.py` runs the examples with a wheel's installation alone.
 PYTHON = os.environ.get("RL_EXAMPLE_PYTHON", sys.executable)
 
 
@@ -28,7 +28,7 @@ def test_embed_text_column(tmp_path: Path) -> None:
     assert process.returncode == 0, err
     assert re.search(r"embedded 5001 texts in 128 dimensions", out)
     assert "rows by worker: 2501, 2500" in out
-    # The words of the query, not its place in the column, decide who is close.
+    # The query's words, not its position in the column, decide the neighbours.
     first, second = out.split("closest to")[1:]
     assert all(
         "a small dog sings loudly on the roof" in line for line in rows_of(first)

@@ -1,4 +1,4 @@
-"""The example of two isolated actors runs as it is, in a process of its own."""
+"""The example of two isolated actors runs unchanged, in its own process."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "isolated_pipeline.py"
-# `tools/wheels.py` has the examples run with what a wheel alone installs.
+# `tools/wheels.py` runs the examples with a wheel's installation alone.
 PYTHON = os.environ.get("RL_EXAMPLE_PYTHON", sys.executable)
 
 

@@ -1,4 +1,4 @@
-"""Kills, signals and full disks in whole runs."""
+"""Kills, signals and full disks in complete runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEADLINE_S = 280.0
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
-    """Wait for a condition; fail with its name when it does not come."""
+    """Wait for a condition; fail with its name if it never holds."""
     end = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
@@ -53,7 +53,7 @@ def test_killed_and_resumed_equals_never_killed_bitwise(
     process = start("train", path, f"output_dir={broken}")
     first = broken / "stages" / "grpo" / "checkpoints" / "step_2"
     wait_until(lambda: first.exists() or process.poll() is not None, "step 2")
-    # While it lives, its folder is nobody else's. It goes no further meanwhile.
+    # While it lives, its folder belongs to it. It makes no progress meanwhile.
     process.send_signal(signal.SIGSTOP)
     refused = rl("train", path, "--resume", str(broken))
     assert refused.code == 2
@@ -70,7 +70,7 @@ def test_killed_and_resumed_equals_never_killed_bitwise(
     assert set(expected) == set(found)
     different = [n for n in expected if not torch.equal(expected[n], found[n])]
     assert different == []
-    # The same holds for all that the folders record, as the command sees it.
+    # The same holds for everything that the folders record, as the command sees it.
     compared = rl("diff", str(whole), str(broken), "--json")
     assert compared.code == 0, compared.out
     parts = json.loads(compared.out)["parts"]
@@ -91,11 +91,11 @@ def has_started(process: subprocess.Popen[str], name: str) -> bool:
 
 
 def has_checkpoint(out: Path, stage: str) -> bool:
-    # Whichever: the first ones are removed soon.
+    # Any: the first ones are removed soon.
     return any((out / "stages" / stage / "checkpoints").glob("step_*"))
 
 
-# When Ctrl-C is pressed, and the stage that has a checkpoint then.
+# When Ctrl-C is pressed, and the stage that has a checkpoint by then.
 MOMENTS: dict[str, tuple[Callable[[Path, subprocess.Popen[str]], bool], str]] = {
     "start": (lambda out, process: (out / "run.json").exists(), ""),
     "imports": (lambda out, process: has_loaded(process, "libtorch"), ""),
@@ -108,7 +108,7 @@ MOMENTS: dict[str, tuple[Callable[[Path, subprocess.Popen[str]], bool], str]] = 
 def train_for_long(
     moment: str, start: Callable[..., subprocess.Popen[str]], folder: Path
 ) -> subprocess.Popen[str]:
-    """Start a run that is still in the stage of its moment when that comes."""
+    """Start a run that is still in the moment's stage when it comes."""
     folder.mkdir()
     data = long_grpo(max_num_steps=4000)
     steps = 4 if moment == "GRPO" else 4000
@@ -132,7 +132,7 @@ def check_interrupted(moment: str, process: subprocess.Popen[str], out: Path) ->
     )
 
 
-# Runs of one group go side by side, which saves time; their moments come in this order.
+# Runs of one group run in parallel to save time; their moments come in this order.
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_closed_terminal_keeps_a_checkpoint(
             stdin=side,
             stdout=side,
             stderr=side,
-            # The session that it leads gets the terminal, as a shell's does.
+            # The session that it leads gets the terminal, like a shell's.
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         wait_until(
@@ -184,7 +184,7 @@ def test_a_closed_terminal_keeps_a_checkpoint(
     stage = out / "stages" / "grpo"
     saved = max(int(p.name.removeprefix("step_")) for p in stage.glob("*/step_*"))
     lines = (stage / "metrics.jsonl").read_text().splitlines()
-    # The step that it had reached, which no period asks for.
+    # The step that it had reached, which no period selects.
     assert saved == max(json.loads(line).get("step", 0) for line in lines)
     wait_until(
         lambda: not any(map(is_running, session_processes(process))),
@@ -194,7 +194,7 @@ def test_a_closed_terminal_keeps_a_checkpoint(
 
 @contextlib.contextmanager
 def terminal() -> Iterator[tuple[int, list[bytes]]]:
-    """A terminal whose window is closed at the end: a program's side, what it shows."""
+    """A terminal closed at the end: the program's side, and its output."""
     ours, theirs = os.openpty()
     shown: list[bytes] = []
     closing = threading.Event()
@@ -221,11 +221,11 @@ def newest_step(out: Path) -> int:
 
 
 def workers_of(process: subprocess.Popen[str], actor: str) -> list[psutil.Process]:
-    """The processes of a run that hold actors of a class."""
+    """Return the processes of a run that hold actors of a class."""
     found = []
     for other in session_processes(process):
         with contextlib.suppress(psutil.Error):
-            # Behind the class stands the method that runs.
+            # The class name is followed by the running method.
             if " ".join(other.cmdline()).split(".")[0].strip() == f"ray::{actor}":
                 found.append(other)
     return found
@@ -234,10 +234,10 @@ def workers_of(process: subprocess.Popen[str], actor: str) -> list[psutil.Proces
 def environment_and_others(
     process: subprocess.Popen[str],
 ) -> tuple[psutil.Process, list[psutil.Process]]:
-    """Tell the worker of the environment from those of the policy."""
+    """Distinguish the environment's worker from the policy's."""
     found: dict[bool, list[psutil.Process]] = {True: [], False: []}
     for worker in workers_of(process, "WorkerHost"):
-        # Standard error of a worker is its log, in which it first says who it is.
+        # A worker's standard error is its log, which begins with its identity.
         log = Path(f"/proc/{worker.pid}/fd/2").read_text(errors="replace")
         found["of group 'environment-" in log].append(worker)
     (environment,) = found[True]
@@ -268,7 +268,7 @@ def test_killed_workers_of_every_kind_are_replaced(
     goes_on(process, out)
     replaced, others = environment_and_others(process)
     assert replaced.pid != environment.pid
-    # Those that train and those that sample, at the same time.
+    # Training and sampling processes at the same time.
     for worker in others:
         worker.kill()
     goes_on(process, out)

@@ -1,4 +1,4 @@
-"""What holds over all packages: layers, public surfaces, start-up time, config keys."""
+"""Rules for all packages: layers, public surfaces, start-up time, config keys."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PUBLIC_NAMES = tomllib.loads((ROOT / "tests/public_names.toml").read_text())
 
 @pytest.mark.parametrize("module", PUBLIC_NAMES)
 def test_public_names_are_those_that_were_agreed(module: str) -> None:
-    """Whoever adds a name adds it to the file as well, so that growth is seen."""
+    """A new name is added to the file as well, so that growth is visible."""
     assert set(PACKAGES) <= set(PUBLIC_NAMES)
     assert sorted(importlib.import_module(module).__all__) == PUBLIC_NAMES[module]
 
@@ -97,7 +97,7 @@ def test_public_names_are_documented(package: str) -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_functions_are_not_named_make(package: str) -> None:
-    """CONTRIBUTING has one prefix for one thing; batches keep NeMo RL's names."""
+    """CONTRIBUTING has one prefix per purpose; batches keep NeMo RL's names."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}: {node.name}"
         for path in source(package).rglob("*.py")

@@ -1,4 +1,4 @@
-"""Whole runs of policies that are cut between workers, or that train adapters."""
+"""Complete runs of policies that are sharded, or that train adapters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 
 def _metrics(folder: Path) -> dict[str, list[float]]:
-    """Every value of each metric of the GRPO stage."""
+    """Return every value of each metric of the GRPO stage."""
     values: dict[str, list[float]] = {}
     for path in (folder / "out" / "stages" / "grpo").rglob("metrics.jsonl"):
         for line in path.read_text().splitlines():
@@ -29,8 +29,8 @@ def _train(rl: Callable[..., Any], folder: Path, data: dict[str, Any]) -> Any:
     path = write_recipe(folder, data)
     done = rl("train", path, "--json", f"output_dir={folder}/out")
     assert done.code == 0, done.err
-    # Sampler and trainer computed the same log-probs, so the weights that were sent
-    # are the trainer's.
+    # Sampler and trainer computed the same log-probs, so the weights sent are the
+    # trainer's.
     errors = _metrics(folder)["train:token_mult_prob_error"]
     assert len(errors) == 4
     assert all(abs(error - 1.0) < 1e-3 for error in errors), errors

@@ -1,4 +1,4 @@
-"""The worlds of the learning benchmark are valid, and their second checks are right."""
+"""The worlds of the learning benchmark are valid, and their second checks correct."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run where the settings name files from."""
+    """Run in the folder that the settings' file names are relative to."""
     monkeypatch.chdir(ROOT)
 
 
@@ -46,7 +46,7 @@ def test_a_world_watches_its_reward_and_holds_tasks_out(name: str) -> None:
 def test_a_world_trains_for_two_steps(tmp_path: Path) -> None:
     few = {"num_rows": 8}
     sizes = {"train_global_batch_size": 8, "train_micro_batch_size": 8}
-    # Without a goal, which one step does not reach.
+    # Without the goal, which one step does not reach.
     steps = {
         "max_num_steps": 1,
         "stop_at_validation_metric": None,
@@ -130,7 +130,7 @@ def test_an_answer_must_be_bare() -> None:
 def test_moves_are_made_again() -> None:
     begun = ".12/453>"
     assert replayed_moves(f"{begun}\nL\n1.2/453>\nL\n12./453>", "U", ".12/453") == 1.0
-    # An impossible move changes nothing, and the goal may not be left again.
+    # An illegal move changes nothing, and the goal must not be left again.
     assert replayed_moves(f"{begun}\nR\n!.12/453>\nL", "L", ".12/453") == 0.0
     assert replayed_moves("12./453>\nD\n!12./453>", "U", "12./453") == 1.0
     assert replayed_moves("12./453>", "R", "12./453") == 0.0

@@ -1,4 +1,4 @@
-"""A GRPO run whose training ranks sample, with Megatron-core, and its resumption."""
+"""A GRPO run whose Megatron-core training ranks sample, and its resumption."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPE = {
 
 
 def even(prompt: str, response: str) -> float:
-    """Share of even digits."""
+    """Return the share of even digits."""
     return sum(c in "02468" for c in response) / max(len(response), 1)
 
 
@@ -43,7 +43,7 @@ def test_a_run_samples_with_the_weights_that_it_trains(tmp_path: Path) -> None:
     prompts = [{"prompt": f"{n}" * (1 + n % 3)} for n in range(16)]
     rows = {"reward_fn": even, "val_dataset": prompts[:4]}
     first = rl.train(model, prompts, **rows, **settings, max_num_steps=2)
-    # Nothing is older than the weights: rows of stale ones would not be trained on.
+    # Nothing is older than the weights: stale rows would not be trained on.
     assert first.history.column("train:num_valid_tokens")[1][-1] > 0
     # Sampled and computed by the same layers: only the order of sums differs.
     gap = first.history.column("train:token_mult_prob_error")[1]

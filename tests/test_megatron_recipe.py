@@ -1,4 +1,4 @@
-"""The recipe for a model that no node holds, in small: two by two ranks on a CPU."""
+"""The recipe for a model larger than a node, scaled down: two by two CPU ranks."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def test_the_recipe_of_32_b_trains_in_small(
     monkeypatch.chdir(tmp_path)
     build_model(ModelBuildConfig.from_dict(SHAPE), tmp_path / "model")
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in ROWS))
-    # Model, data and scale, and nothing else: each layer is shared and the layers are
-    # dealt out as on the four nodes.
+    # Only model, data and scale: each layer is sharded, and the layers are distributed
+    # as on the four nodes.
     small = {
         "policy.model_name": "model",
         "policy.parallelism": "{tensor: 2, sequence: true, pipeline: 2}",
@@ -58,8 +58,8 @@ def test_the_recipe_of_32_b_trains_in_small(
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["steps"] == 2
     assert result["measure"] == "val:val_loss"
-    # Of 97 characters that are about as likely as each other.
+    # Of 97 characters with nearly equal probability.
     assert 3.0 < result["end"] < 6.0
-    # The shards of all ranks are one model again, which transformers can load.
+    # The shards of all ranks form one model again, which transformers can load.
     assert (Path(result["checkpoint"]) / "config.json").is_file()
     assert list(Path(result["checkpoint"]).glob("*.safetensors"))

@@ -1,4 +1,4 @@
-"""The list of mutants fits the sources, and the runner tells the verdicts apart."""
+"""The mutants match the sources, and the runner distinguishes the verdicts."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def list_of_all_kinds() -> str:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A repository with one package, whose sources are found by the path alone."""
+    """A repository with one package, whose sources are found only by path."""
     folder = tmp_path_factory.mktemp("project")
     package = folder / "packages/small/src/small_package"
     package.mkdir(parents=True)
@@ -118,7 +118,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(project: Path, *options: str) -> tuple[int, str]:
-    """Run the session on the list; return its exit code and what it printed."""
+    """Run the session on the list; return its exit code and its output."""
     before = {path: path.read_bytes() for path in project.rglob("*.py")}
     command = [sys.executable, "-m", "tools.mutants", "--changes", "changes", *options]
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""A GRPO run whose answers come from `rl serve`, behind its address."""
+"""A GRPO run whose answers come from `rl serve`, over HTTP."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_a_run_trains_with_the_answers_of_a_server(
                 }
             },
         )
-        # It brought a version before each step, each of which the server confirmed.
+        # It sent a version before each step, and the server confirmed each.
         assert server.status()["weight_version"] >= 8
     history = result.history.to_pandas()
     rewards = history["train:reward"]

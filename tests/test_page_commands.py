@@ -1,4 +1,4 @@
-"""The commands of the pages: each has a rule, and those of a second are run here.
+"""The commands of the pages: each has a rule, and the fast ones are run here.
 
 `nox -s commands` runs all of them.
 """
@@ -47,7 +47,7 @@ def test_no_rule_is_stale() -> None:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The kit, with recorded runs in place of runs of its own."""
+    """The kit, with recorded runs instead of its own."""
     folder = tmp_path_factory.mktemp("kit")
     kit.write_kit(folder)
     first, second = sorted(RECORDED.iterdir())
@@ -66,7 +66,7 @@ def test_quick_commands_run(
 ) -> None:
     kit.give(made, tmp_path, page, commands)
     if any(re.search(r"rl (runs|report|diff)", one.line) for one in commands):
-        # Of pages that train runs of their own before.
+        # From pages that first train runs of their own.
         for number in (1, 2):
             for name in ("quickstart", "run"):
                 target = tmp_path / commands[-1].folder / "runs" / f"{name}-00{number}"

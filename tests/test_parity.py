@@ -1,7 +1,7 @@
-"""A part of the parity matrix; `nox -s parity` runs all of it.
+"""A subset of the parity matrix; `nox -s parity` runs all of it.
 
-Every layout of one family runs with every loss, every family with the layouts that cut
-the most; in CI a covering half of both.
+Every layout of one family runs with every loss, every family with the most sharded
+layouts; in CI a covering half of both.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def matrix(ranks, tmp_path_factory):
 
 
 def _with_losses(layouts):
-    """Each layout with each loss; in CI with GRPO's and, by turns, another one."""
+    """Return each layout with each loss; in CI with GRPO's and an alternating one."""
     others = [loss for loss in LOSSES if loss != "GRPO"]
     covering = [
         (layout, loss)
@@ -84,7 +84,7 @@ def _with_losses(layouts):
 
 
 def _with_families(families):
-    """Each family with each layout; in CI with every other layout, by turns."""
+    """Return each family with each layout; in CI with alternate layouts."""
     covering = [
         (family, layout)
         for number, family in enumerate(families)
@@ -162,7 +162,7 @@ def test_adapters_see_all_tokens_that_are_shared(matrix, ranks, family):
 
 @pytest.mark.parametrize("layout", ["LoRA, PP 2", "LoRA, TP 2 x PP 2, sequence"])
 def test_adapters_of_stages_are_saved_sent_and_resumed(matrix, ranks, tmp_path, layout):
-    matrix("qwen3").difference("LoRA", "SFT")  # writes the adapter to begin with
+    matrix("qwen3").difference("LoRA", "SFT")  # writes the initial adapter
     folder, chosen = matrix("qwen3").folder, LAYOUTS[layout]
     found = ranks.run(chosen.num_ranks, run_saving, folder, chosen, str(tmp_path))
     adapter = load_file(tmp_path / "weights" / "adapter" / "adapter_model.safetensors")
@@ -214,7 +214,7 @@ def test_rows_that_reach_another_expert_are_found_at_the_start(matrix, ranks):
 
 
 def test_a_gradient_that_is_not_added_up_is_found_at_the_start(matrix, ranks):
-    # Norms of heads see one rank's heads: left out of the plan, they train wrong.
+    # Head norms see one rank's heads: left out of the plan, they train wrongly.
     folder = matrix("qwen3").folder
     told = ranks.run(2, refusal_of, folder, "_is_head_norm")
     assert re.search(

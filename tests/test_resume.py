@@ -1,8 +1,8 @@
-"""A run that was killed goes on as if nothing had happened, whatever the algorithm.
+"""A killed run resumes as if nothing had happened, with every algorithm.
 
-SIGKILL leaves the run folder as it is at that moment. So one run is left undisturbed,
-its folder is copied during a step, and the copy is resumed, which saves the time of
-another process. `resume_check.py` kills real processes, many times.
+SIGKILL leaves the run folder as it is at that moment. So one run is uninterrupted, its
+folder is copied during a step, and the copy is resumed, which saves another process.
+`resume_check.py` kills real processes, many times.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import rl_algorithms as rl
 from rl_distributed.testing import local_ray
 
 NUM_STEPS = 5
-# The newest checkpoint is that of step 2 then.
+# The newest checkpoint is then the one of step 2.
 MOMENTS = {"grpo": "policy_training", "ppo": "generation"}
 
 
@@ -68,7 +68,7 @@ def test_goes_on_bitwise_from_what_a_kill_leaves(
 
 
 class Update(rl.Callback):
-    """Changes the configuration before a checkpoint, and between it and a kill."""
+    """Updates the configuration before a checkpoint, and between it and a kill."""
 
     def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
         changes = {1: {"lr": 1e-3}, 3: {"lr": 6e-3, "val_period": 2}}.get(step)

@@ -1,7 +1,7 @@
-"""`rl serve` as a process, and what strangers and mistakes may send to it.
+"""`rl serve` as a process, exposed to hostile and mistaken requests.
 
-One server for all of them: on loopback without an API key, which is what pages in a
-browser can reach, and with a key for weights. After each attack it still answers.
+One server for all: on loopback without an API key, so within reach of browser pages,
+and with a key for weights. After each attack it still answers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Live:
         body: bytes | dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
     ) -> tuple[int, dict[str, str], bytes]:
-        """Send one request; returns status, headers and body."""
+        """Send one request; return status, headers and body."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=60)
         try:
             sent = json.dumps(body).encode() if isinstance(body, dict) else body
@@ -67,20 +67,20 @@ class Live:
             connection.close()
 
     def error(self, *arguments: Any, **more: Any) -> tuple[int, str]:
-        """Status and code of an error, which has OpenAI's form."""
+        """Return status and code of an error, which has OpenAI's form."""
         status, _, body = self.ask(*arguments, **more)
         error = json.loads(body)["error"]
         assert set(error) >= {"message", "type", "param", "code"}
         return status, error["code"]
 
     def change_weights(self, path: str, key: str | None) -> tuple[int, str]:
-        """Ask for other weights; returns the status and the message of the refusal."""
+        """Request other weights; return the status and the message of the refusal."""
         headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         status, _, body = self.ask("POST", "/rl/weights", {"path": path}, headers)
         return status, json.loads(body).get("error", {}).get("message", "")
 
     def raw(self, *parts: bytes) -> bytes:
-        """What comes back for bytes that no client would send, until it hangs up."""
+        """Return the response to bytes that no client would send."""
         with socket.create_connection((self.host, self.port), DEADLINE_S) as sock:
             for part in parts:
                 sock.sendall(part)
@@ -90,7 +90,7 @@ class Live:
         return found
 
     def check_well(self) -> None:
-        """A plain request is answered."""
+        """Check that a plain request is answered."""
         status, _, body = self.ask("POST", "/v1/completions", COMPLETION)
         assert status == 200, body
         assert json.loads(body)["usage"]["completion_tokens"] >= 1
@@ -143,7 +143,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         assert address.hostname
         assert address.port
         yield Live(process, address.hostname, address.port, root, outside)
-        # Ctrl-C ends it, and all that it has started.
+        # Ctrl-C stops it with all its child processes.
         family = session_processes(process)
         process.send_signal(2)
         assert process.wait(DEADLINE_S) == 0, (folder / "stderr").read_text()
@@ -167,8 +167,8 @@ def test_weights_change_with_their_key_alone(live: Live) -> None:
         assert live.change_weights("later", key)[0] == status
     version = json.loads(live.ask("GET", "/rl/status")[2])["weight_version"]
     assert version == 1
-    # The same key opens nothing that it is not for, and a path written otherwise does
-    # not get around it.
+    # The same key opens nothing else, and another spelling of a path does not get
+    # around it.
     for path in ("/rl/%77eights", "/rl//weights", "/rl/weights/", "/rl/./weights"):
         status, _, _ = live.ask("POST", path, {"path": "model"})
         assert status in (401, 404), path
@@ -199,7 +199,7 @@ def test_paths_outside_are_refused_in_the_same_words(live: Live) -> None:
     assert len(said) == 1
     statuses = {live.change_weights(path, WEIGHTS_KEY)[0] for path in paths}
     assert statuses == {403}
-    # Without the key not even that is said.
+    # Without the key, not even that is revealed.
     assert live.change_weights("../outside/model", None)[0] == 401
 
 
@@ -220,7 +220,7 @@ def test_names_that_only_this_machine_has_are_answered(live: Live) -> None:
 
 
 def test_pages_of_other_origins_get_no_leave(live: Live) -> None:
-    """A browser asks first, or hides the answer; and JSON is never sent unasked."""
+    """A browser sends a preflight or hides the response; JSON is never sent unasked."""
     origin = {"Origin": "http://evil.example"}
     asking = {
         **origin,
@@ -233,12 +233,12 @@ def test_pages_of_other_origins_get_no_leave(live: Live) -> None:
         assert not [name for name in headers if name.startswith("access-control")]
     _, headers, _ = live.ask("GET", "/v1/models", headers=origin)
     assert not [name for name in headers if name.startswith("access-control")]
-    # What a page may send without asking.
+    # What a page may send without a preflight.
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/x"):
         sent = {"Content-Type": kind}
         found = live.error("POST", "/v1/completions", COMPLETION, {**origin, **sent})
         assert found == (403, "other_origin")
-        # Old browsers name no origin.
+        # Old browsers send no origin.
         found = live.error("POST", "/v1/completions", COMPLETION, sent)
         assert found == (400, "bad_content_type")
 
@@ -248,11 +248,11 @@ def test_large_bodies_are_refused_before_they_are_read(live: Live) -> None:
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
         "Content-Type: application/json\r\n"
     )
-    # Ten gigabytes are announced, and the answer comes though none of them does.
+    # Ten gigabytes are announced; the response comes before any arrives.
     with socket.create_connection((live.host, live.port), DEADLINE_S) as sock:
         sock.sendall(f"{head}Content-Length: 10000000000\r\n\r\n".encode())
         assert sock.recv(65_536).startswith(b"HTTP/1.1 413 ")
-    # In chunks the size is not announced; it ends at the limit.
+    # Chunked, the size is not announced; it is cut off at the limit.
     with socket.create_connection((live.host, live.port), DEADLINE_S) as sock:
         sock.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         chunk = b"4000\r\n" + b" " * 0x4000 + b"\r\n"
@@ -327,7 +327,7 @@ def test_long_and_broken_heads_are_refused(live: Live) -> None:
         try:
             answer = live.raw(sent)
         except (BrokenPipeError, ConnectionResetError):
-            continue  # it hung up before all was sent
+            continue  # it disconnected before all was sent
         assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4")), (sent[:80], answer)
         assert b"Traceback" not in answer
 

@@ -1,4 +1,4 @@
-"""A part of the simulated worlds and defects; `nox -s simulate` runs all of them."""
+"""A subset of simulated worlds and defects; `nox -s simulate` runs all of them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_worlds_have_all_that_can_happen() -> None:
                 actions.update(type(action).__name__ for action in entry.actions)
                 actions[type(entry.event).__name__] += 1
     assert len(faults) == 16
-    # Worlds do not hold their trainer: test_asynchronous_training.py and
+    # Worlds do not pause their trainer: test_asynchronous_training.py and
     # test_ahead_end_to_end.py pause runs.
     assert set(actions) == {*ev.__all__, *act.__all__} - {
         "Action", "Event", "TrainedGroup", "RunPaused", "RunResumed"}  # fmt: skip

@@ -1,4 +1,4 @@
-"""A supervised run whose process is killed ends all the same."""
+"""A supervised run finishes even if its process is killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_killed_asynchronous_driver_loses_and_repeats_no_prompt(
 
 
 def _killed_and_restarted(folder: Path) -> dict[str, Any]:
-    """Kill the driver of a supervised run; return the result of its second life."""
+    """Kill the driver of a supervised run; return the restarted run's result."""
     with (folder / "output").open("w+") as output:
         supervisor = subprocess.Popen(
             [*TRAIN, "output_dir=mine", "--supervise", "2"],
@@ -68,7 +68,7 @@ def _killed_and_restarted(folder: Path) -> dict[str, Any]:
             text=True,
         )
         try:
-            # The stage has a checkpoint, and several steps are still to come.
+            # The stage has a checkpoint, and several steps remain.
             saved = folder / "mine" / "stages" / "grpo" / "checkpoints" / "step_2"
             _wait_for(saved, supervisor)
             [driver] = psutil.Process(supervisor.pid).children()
@@ -85,7 +85,7 @@ def _killed_and_restarted(folder: Path) -> dict[str, Any]:
 
 
 def _undisturbed(folder: Path) -> dict[str, Any]:
-    """Run the same recipe to its end."""
+    """Run the same recipe to completion."""
     done = subprocess.run(
         [*TRAIN, "output_dir=whole"],
         cwd=folder,
@@ -105,13 +105,13 @@ def _result(run: Path) -> dict[str, Any]:
 
 
 def _digest(result: dict[str, Any]) -> str:
-    # The newest of the steps: the best one may lie before the kill.
+    # The newest of the steps: the best one may precede the kill.
     steps = Path(result["best_checkpoint"]).parent
     return weights_digest(steps / f"step_{NUM_STEPS}")
 
 
 def _entries(log: Path) -> list[dict[str, Any]]:
-    """Settings and events of a log; a kill may have cut off its last line."""
+    """Return settings and events of a log; a kill may have cut off its last line."""
     return [
         json.loads(line)
         for line in log.read_text().splitlines(keepends=True)
@@ -122,7 +122,7 @@ def _entries(log: Path) -> list[dict[str, Any]]:
 def _trained(
     log: list[dict[str, Any]], before: int = NUM_STEPS
 ) -> dict[int, list[tuple[int, int]]]:
-    """Prompts of each completed step, with the oldest version of their tokens."""
+    """Return each completed step's prompts, with the oldest version of their tokens."""
     versions: dict[int, int] = {}
     for group in (log[0]["state"] or {"groups": ()})["groups"]:
         for answer in filter(None, group.get("answers", ())):
@@ -140,7 +140,7 @@ def _trained(
             ]
         for action in entry["actions"]:
             if action["type"] == "Train":
-                # A named tuple is a list in JSON: its number, its rows.
+                # JSON turns a named tuple into a list: its number, its rows.
                 asked[action["step"]] = action["groups"]
     return done
 

@@ -1,4 +1,4 @@
-"""Pictures of terminals: what they show, what they cut, and what may not be in them."""
+"""Pictures of terminals: what they show, cut off, and must not contain."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_picture_has_the_command_and_its_output_in_colour() -> None:
     assert texts(picture) == "$ rl x\nplain red [brackets] <b> & done"
     [red] = re.findall(r"\.(terminal-r\d+) \{ fill: #ff8b82", picture)
     assert re.search(rf'class="{red}"[^>]*>red<', picture)
-    # Nothing of it comes from elsewhere.
+    # It loads nothing from elsewhere.
     assert set(re.findall(r"https?://[^\s\"]+", picture)) == {
         "http://www.w3.org/2000/svg"
     }

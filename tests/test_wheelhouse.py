@@ -1,4 +1,4 @@
-"""The pinned list and the lock say the same, two versions of one package included."""
+"""The pinned list and the lock agree, including two versions of one package."""
 
 import hashlib
 import tomllib
@@ -20,7 +20,7 @@ def test_every_locked_wheel_is_pinned_and_nothing_else():
     pins = wheelhouse.read_pins(wheelhouse.PINS.read_text())
     assert {(pin.name, pin.version) for pin in pins} == locked
     assert len(pins) == len(locked)
-    # The isolated bridges need older versions of what the rest has.
+    # The isolated bridges need older versions than the rest.
     assert len(locked) > len({name for name, _ in locked})
 
 

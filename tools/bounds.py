@@ -1,7 +1,7 @@
 """Check the version ranges between the packages of this workspace.
 
-uv takes the members of a workspace whatever their version, so a range that a release
-would break goes unnoticed until a user installs it. This says it now.
+uv takes the members of a workspace whatever their version, so a range broken by a
+release goes unnoticed until a user installs it. This check finds it now.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Record what the docs show and a build cannot make: runs, and commands that need them.
+"""Record what the docs show and a build cannot produce: runs, and their commands.
 
-`python -m tools.record_commands` trains three short runs and a whole one, which takes
-some minutes, and writes `docs/recordings`: the terminal output of commands that train,
-sample, serve, control a run or build an environment, two runs without their weights,
-which other commands are run on while the site is built, and the whole run without its
-weights, whose page is drawn then (`docs/hooks_pages.py`). With Chromium it draws them
-into `docs/assets` too, for builds without one; `--only-pages` does the whole run alone.
+`python -m tools.record_commands` trains three short runs and a complete one, which
+takes some minutes, and writes `docs/recordings`: the terminal output of commands that
+train, sample, serve, control a run or build an environment, two runs without weights as
+input of other commands during the site build, and the complete run without weights,
+whose page is drawn then (`docs/hooks_pages.py`). With Chromium it draws them into
+`docs/assets` too, for builds without one; `--only-pages` does the whole run alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rl_distributed.timing.timeline_file import TIMELINE
 
 ROOT = Path(__file__).resolve().parents[1]
 RUN_S = 900
-# All end early, and the third by `rl ctl stop`.
+# All stop early, the third by `rl ctl stop`.
 TRAIN = "rl train quickstart stages.grpo.grpo.max_num_steps=30"
 SECOND = (
     "rl train quickstart stages.warmup.sft.max_num_steps=12 "
@@ -54,7 +54,7 @@ KEPT_FILES = (
     "validation_samples.jsonl",
     "part-*.jsonl",
 )
-"""What commands read of a run, but for its weights, logs and pictures."""
+"""Files that commands read from a run, without weights, logs and pictures."""
 PAGE_FILES = (
     *KEPT_FILES,
     TIMELINE,
@@ -63,18 +63,18 @@ PAGE_FILES = (
     "run.jsonl",
     ENDED,
 )
-"""What the page of a run shows."""
+"""Files that a run's page shows."""
 
 
 def recorded_commands() -> list[str]:
-    """Return the commands that the pages show from recordings, as they stand there."""
+    """Return the commands shown from recordings, exactly as on the pages."""
     pages = "\n".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
     found = [match[3] for match in MARKER.finditer(pages) if match[1] == "recorded"]
     return list(dict.fromkeys(found))
 
 
 class Recorder:
-    """Runs commands in one folder and keeps what they print.
+    """Runs commands in one folder and keeps their output.
 
     Args:
         folder: Where they run.
@@ -85,10 +85,10 @@ class Recorder:
         self.texts: dict[str, str] = {}
 
     def record(self, command: str, *, exit_code: int = 0) -> None:
-        """Run a command to its end.
+        """Run a command to completion.
 
         Raises:
-            ValueError: It ended with another code, or names this machine.
+            ValueError: It exited with another code, or names this machine.
         """
         sys.stdout.write(f"$ {command}\n")
         sys.stdout.flush()
@@ -100,7 +100,7 @@ class Recorder:
         )
 
     def record_server(self, command: str) -> None:
-        """Run a command until it says an address, and interrupt it.
+        """Run a command until it prints an address, and interrupt it.
 
         Raises:
             ValueError: It ended without one, or names this machine.
@@ -108,7 +108,7 @@ class Recorder:
         with self.started(command) as process:
             assert process.stdout is not None
             said: list[str] = []
-            # A process that ends closes its output.
+            # An exiting process closes its output.
             while line := process.stdout.readline():
                 said.append(line)
                 if "http://" in line:
@@ -160,7 +160,7 @@ def record_control(recorder: Recorder, folder: Path, commands: list[str]) -> Non
 
 
 def keep_run(run: Path, target: Path, patterns: Sequence[str] = KEPT_FILES) -> None:
-    """Copy a run without its weights and what names this machine.
+    """Copy a run without its weights and anything that names this machine.
 
     Raises:
         ValueError: The copy names this machine.
@@ -179,7 +179,7 @@ def keep_run(run: Path, target: Path, patterns: Sequence[str] = KEPT_FILES) -> N
 
 
 def record_page(folder: Path, archive: Path) -> None:
-    """Train the whole run, and keep what its page shows.
+    """Train the complete run, and keep the files that its page shows.
 
     Args:
         folder: Where it is trained.
@@ -189,7 +189,7 @@ def record_page(folder: Path, archive: Path) -> None:
     shown = Path("runs") / "quickstart-001"
     with tempfile.TemporaryDirectory(prefix="page-") as made:
         keep_run(folder / shown, Path(made) / shown, PAGE_FILES)
-        # Curves mark the checkpoints, of which nothing but their steps is needed.
+        # Curves mark the checkpoints, of which only the steps are needed.
         for checkpoint in (folder / shown).rglob("checkpoints/step_*"):
             (Path(made) / checkpoint.relative_to(folder)).mkdir(parents=True)
         with tarfile.open(archive, "w:xz") as packed:
@@ -203,7 +203,7 @@ def _without_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _without_machine(text: str) -> str:
-    """Return a record with the name of the operating system alone, and no node's."""
+    """Return a record with only the operating system's name, and no node's."""
     text = re.sub(rf'("node": ?)"{re.escape(socket.gethostname())}"', r'\1"node"', text)
     return re.sub(r'"Linux-[^"]*"', '"Linux"', text)
 

@@ -1,8 +1,8 @@
 """Draw the pictures of a run's page that the guide shows, `docs/assets/report*.png`.
 
 `python tools/report_picture.py RUN` needs the folder of a run that samples, and
-Chromium. Each question of the report is a picture, one of them in the dark; `watch.png`
-is the page that `rl watch` serves.
+Chromium. Each question of the report is a picture, one of them in dark mode;
+`watch.png` is the page that `rl watch` serves.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEADLINE_S = 60
 
 
 def draw(url: str, picture: Path, *, dark: bool = False, height: int = HEIGHT) -> None:
-    """Save what a browser shows of a page."""
+    """Save a browser screenshot of a page."""
     options = ["--blink-settings=preferredColorScheme=0"] if dark else []
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
@@ -65,7 +65,7 @@ def draw_report(run: Path, assets: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
         write_page([read_run(run)], page)
-        # As seen from the folder with the runs, and not from the root of this machine.
+        # As seen from the folder of the runs, not from this machine's root.
         above = f"{run.resolve().parent.parent}/"
         page.write_text(page.read_text().replace(above, ""))
         for view, name in PICTURES.items():

@@ -1,9 +1,9 @@
-"""Run the test suites, two at a time, and show each one's output when it has ended.
+"""Run the test suites, two at a time, and show each one's output when it ends.
 
 `python tools/suites.py [SUITE ...] [--coverage] [--matrix] [argument of pytest ...]`.
-The tests wait for processes about half of their time, so two suites fill two cores. One
-suite alone runs in the foreground. Cells of matrices that others cover, those marked
-`matrix`, run with `--matrix`, and then alone.
+The tests wait for processes about half of their time, so two suites fill two cores. A
+single suite runs in the foreground. Matrix cells covered by others, marked `matrix`,
+run only with `--matrix`, and then alone.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS = ROOT / ".cache" / "suites"
-# The longest first: what is short fills the end.
+# The longest first: short ones fill the end.
 SUITES = [
     "rl-models",
     "rl-distributed",
@@ -31,22 +31,22 @@ SUITES = [
     "rl-cli",
 ]
 AT_ONCE = 2
-# pytest ends a test that hangs; this ends a suite whose pytest hangs.
+# pytest kills a test that hangs; this kills a suite whose pytest hangs.
 DEADLINE_S = 75 * 60.0
 NEWS_S = 60.0
 
 
 @dataclass(frozen=True)
 class Options:
-    """What is run of each suite."""
+    """What to run of each suite."""
 
     coverage: bool
-    """Also count lines."""
+    """Also measure coverage."""
     matrix: bool
-    """Only the cells of matrices that CI covers by others."""
+    """Only the matrix cells that CI covers by others."""
 
     def status(self, code: int) -> int:
-        """Return pytest's exit status; a suite may have no cell of a matrix."""
+        """Return pytest's exit status; a suite may have no matrix cell."""
         nothing_to_run = self.matrix and code == pytest.ExitCode.NO_TESTS_COLLECTED
         return 0 if nothing_to_run else code
 
@@ -69,16 +69,16 @@ class Suite:
         arguments = [
             "-m",
             "matrix" if options.matrix else "not matrix",
-            # The same examples each time: a change is judged by what it changes. Plain
-            # pytest goes on looking for new ones.
+            # The same examples each time: a change is judged by its own effect. Plain
+            # pytest keeps looking for new ones.
             "--hypothesis-profile=ci",
-            # Real processes on a busy machine: what fails is tried once more, and both
-            # tries are shown, so that a test that needs it is seen.
+            # Real processes on a busy machine: a failure is retried once, and both
+            # attempts are shown, so that a test that needs it is visible.
             "--reruns=1",
             "--max-suite-reruns=5",
             "--rerun-show-tracebacks",
             "-rfER",
-            # Time is short in CI: the tests that take most of it are listed.
+            # Time is short in CI: the slowest tests are listed.
             "--durations=15",
             "--durations-min=5",
         ]
@@ -90,14 +90,14 @@ class Suite:
         return [sys.executable, "-m", "pytest", folder, *arguments, *extra]
 
     def environment(self) -> dict[str, str]:
-        """Return its variables: suites that run together write no file twice."""
+        """Return its variables: concurrent suites must not write to the same file."""
         return os.environ | {
             "COVERAGE_FILE": str(LOGS / f"{self.name}.coverage"),
             "PYTHONUNBUFFERED": "1",
         }
 
     def progress(self) -> str:
-        """Return how far it has come, such as `rl-envs 43%`."""
+        """Return its progress, such as `rl-envs 43%`."""
         try:
             lines = self.log.read_text(errors="replace").splitlines()
         except OSError:
@@ -133,7 +133,7 @@ def run_logged(suite: Suite, extra: list[str], options: Options) -> int:
 
 
 def run_all(suites: list[Suite], extra: list[str], options: Options) -> int:
-    """Run suites side by side, each to its end whatever another one finds."""
+    """Run suites in parallel, each to completion whatever the others find."""
     began = time.monotonic()
     failed: list[str] = []
 
@@ -158,7 +158,7 @@ def run_all(suites: list[Suite], extra: list[str], options: Options) -> int:
                     begun = [running[one] for one in running if one.running()]
                     say(", ".join(suite.progress() for suite in begun))
         except KeyboardInterrupt:
-            # Those that run get the same signal from the terminal.
+            # Running ones get the same signal from the terminal.
             lanes.shutdown(cancel_futures=True)
             raise
     say(f"failed: {', '.join(sorted(failed))}" if failed else "all passed")
@@ -166,7 +166,7 @@ def run_all(suites: list[Suite], extra: list[str], options: Options) -> int:
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run what the command line selects."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--coverage", action="store_true", help="also count lines")
     parser.add_argument("--matrix", action="store_true", help="only cells of matrices")

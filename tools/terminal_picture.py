@@ -1,10 +1,10 @@
-"""Run a command as in a terminal, and draw what it prints as an SVG picture.
+"""Run a command as in a terminal, and draw its output as an SVG picture.
 
 ```
 command -> run_as_in_terminal -> text with colours -> draw_terminal -> SVG
 ```
-The docs build draws commands that take a second or so; `tools/record_commands.py` keeps
-the text of those that train or serve, from which the build draws them too.
+The docs build draws commands that take a second or so; `tools/record_commands.py`
+records the text of those that train or serve, which the build draws too.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _THEME = TerminalTheme(
         (255, 255, 255),
     ],
 )
-# Without the fonts that rich's own form loads from elsewhere: pages load nothing.
+# Without the fonts that rich's own template loads from elsewhere.
 _FORM = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{
@@ -109,18 +109,18 @@ def run_as_in_terminal(
     environment: Mapping[str, str] | None = None,
     deadline_s: float = DEADLINE_S,
 ) -> str:
-    """Run an `rl` command; return what it prints, with colours and `~` for its home.
+    """Run an `rl` command; return its output, with colours and `~` for its home.
 
     Args:
-        command: Command line, split like a shell does; it begins with `rl`.
-        folder: Where it runs, which is its home folder too.
+        command: Command line, split as by a shell; it begins with `rl`.
+        folder: Working directory, which is also its home folder.
         width: Columns of the terminal.
-        exit_code: The code that it must end with.
+        exit_code: The expected exit code.
         environment: Further variables.
-        deadline_s: Seconds after which it is ended.
+        deadline_s: Seconds after which it is killed.
 
     Raises:
-        ValueError: It is no `rl` command, or it ended with another code.
+        ValueError: It is not an `rl` command, or it exited with another code.
         TimeoutExpired: It took longer than `deadline_s`.
     """
     typed = terminal_command(command, folder, width=width)
@@ -144,21 +144,21 @@ def run_as_in_terminal(
 
 @dataclass(frozen=True)
 class TerminalCommand:
-    """What a shell makes of a command line."""
+    """A command line as parsed by a shell."""
 
     arguments: list[str]
     """Program and arguments."""
     environment: dict[str, str]
-    """All variables that it has."""
+    """All of its environment variables."""
     source: Path
-    """File of its standard input, empty unless the line ends with `< FILE`."""
+    """File for standard input, empty unless the line ends with `< FILE`."""
 
 
 def terminal_command(command: str, folder: Path, *, width: int = 80) -> TerminalCommand:
     """Return an `rl` command as a shell in `folder` understands it.
 
     Raises:
-        ValueError: It is no `rl` command.
+        ValueError: It is not an `rl` command.
     """
     program, *arguments = shlex.split(command)
     if program != "rl":
@@ -167,7 +167,7 @@ def terminal_command(command: str, folder: Path, *, width: int = 80) -> Terminal
     if arguments[-2:-1] == ["<"]:
         source = folder / arguments[-1]
         arguments = arguments[:-2]
-    # As a person's shell has it, without what this process was started with.
+    # A person's shell environment, without what this process was started with.
     kept = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     # By its name, which the run records as its command.
     environment = {
@@ -193,24 +193,24 @@ class Shown:
     width: int = 80
     """Columns of the terminal."""
     exit_code: int = 0
-    """The code that it must end with."""
+    """The expected exit code."""
 
 
 def run_all_as_in_terminal(
     shown: Sequence[Shown], folder: Path, *, num_processes: int = 2
 ) -> list[str]:
-    """Run commands of which none trains; return what each prints.
+    """Run commands, none of which trains; return the output of each.
 
-    Each has a process of its own, but one that has imported already what most of them
-    import: that is most of the time of a command.
+    Each has a process of its own, forked after the common imports, which are most of a
+    command's time.
 
     Args:
         shown: The commands.
-        folder: Where they run, which is their home folder too.
+        folder: Working directory, which is also their home folder.
         num_processes: How many run at once.
 
     Raises:
-        ValueError: One ended with another code.
+        ValueError: One exited with another code.
         TimeoutError: One took longer than `DEADLINE_S`.
     """
     context = get_context("forkserver")
@@ -258,16 +258,16 @@ def draw_terminal(
     most_lines: int = 30,
     last_lines: int = 0,
 ) -> str:
-    """Return the SVG of a terminal with a command and what it has printed.
+    """Return the SVG of a terminal with a command and its output.
 
     Args:
-        command: Command line, shown behind a prompt.
-        output: What it printed; ANSI codes of colours are kept.
+        command: Command line, shown after a prompt.
+        output: Its output; ANSI colour codes are kept.
         width: Columns.
-        most_lines: Lines shown; of the others only the number is.
+        most_lines: Lines shown; the others are only counted.
         last_lines: How many of those shown are the last ones.
     """
-    # Recorded for the picture, and written to nowhere.
+    # Recorded for the picture, and written nowhere.
     screen = Console(
         record=True, width=width, file=io.StringIO(), force_terminal=True,
         color_system="truecolor", legacy_windows=False, _environ={},
@@ -282,7 +282,7 @@ def draw_terminal(
     for line in lines:
         line.rstrip()
         screen.print(line, no_wrap=True, overflow="crop")
-    # The last line would be cut below its letters.
+    # The last line would be cut off below the baseline.
     screen.print()
     return screen.export_svg(
         title="", theme=_THEME, code_format=_FORM, unique_id="terminal"
@@ -290,12 +290,12 @@ def draw_terminal(
 
 
 def private_texts(picture: str, folder: Path) -> list[str]:
-    """Return texts of this machine that stand in a picture and must not.
+    """Return texts of this machine that must not be in a picture but are.
 
     Args:
         picture: SVG, or the text that it is drawn from.
-        folder: Where the command ran.
+        folder: Working directory of the command.
     """
     texts = {str(folder), str(_ROOT), str(Path.home()), socket.gethostname()}
-    # "/" and "localhost" tell nothing about a machine.
+    # "/" and "localhost" reveal nothing about a machine.
     return sorted(text for text in texts - {"/", "localhost", ""} if text in picture)

@@ -8,8 +8,8 @@
 download is done by pip, because then a mirror, a proxy or a wheel folder that the
 user's pip is configured for is honoured. A package may be pinned in two versions:
 extras that exclude each other (`[tool.uv] conflicts`) have environments of their own.
-The few that are published as sources alone are built here, and their pin has the hash
-of the sources. Standard library only: it runs before anything is installed.
+The few published only as sources are built here, and pinned by the hash of the sources.
+Standard library only: it runs before anything is installed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WHEELHOUSE = ROOT / "wheelhouse"
 PINS = ROOT / "requirements" / "wheelhouse.txt"
 # Asked only where pip's own configuration has no CPU build of torch.
 TORCH_CPU_WHEELS = "https://download.pytorch.org/whl/cpu"
-# Needed at run time by a locked wheel whose index metadata does not say so.
+# Needed at run time by a locked wheel whose index metadata omits it.
 UNDECLARED = ["intel-cmplr-lib-ur==2024.2.1"]
 HEADER = (
     "# Every wheel of uv.lock with its hash. Written by `nox -s lock`; do not edit.\n"
@@ -41,7 +41,7 @@ SOURCE = "  # built from its source"
 
 @dataclass(frozen=True)
 class Pin:
-    """One version of a distribution, and the hash of what is downloaded for it."""
+    """One version of a distribution, and the hash of its download."""
 
     name: str
     version: str
@@ -50,7 +50,7 @@ class Pin:
 
     @property
     def requirement(self) -> str:
-        """The line that pip takes."""
+        """The requirement line for pip."""
         return f"{self.name}=={self.version} --hash=sha256:{self.digest}"
 
 
@@ -90,7 +90,7 @@ def wheel_of(folder: Path, name: str, version: str) -> Path | None:
 
 
 def call_pip(command: str, lines: list[str], options: list[str]) -> bool:
-    """Let pip put the given requirement lines into the wheelhouse."""
+    """Make pip download the given requirements into the wheelhouse."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt", delete=False) as file:
         file.write("\n".join(lines) + "\n")
     call = [sys.executable, "-m", "pip", command, "--no-deps", "--quiet"]
@@ -102,7 +102,7 @@ def call_pip(command: str, lines: list[str], options: list[str]) -> bool:
 
 
 def download(lines: list[str], *options: str) -> bool:
-    """Download wheels; return whether all could be had."""
+    """Download wheels; return whether all were available."""
     to = ["--only-binary=:all:", "--dest", str(WHEELHOUSE)]
     # pip takes one version of a distribution per call.
     left = lines
@@ -116,7 +116,7 @@ def download(lines: list[str], *options: str) -> bool:
 
 
 def build(pin: Pin) -> None:
-    """Build the wheel of a distribution that is published as sources alone.
+    """Build the wheel of a distribution published only as sources.
 
     Raises:
         SystemExit: It cannot be built.
@@ -132,10 +132,10 @@ def build(pin: Pin) -> None:
 
 
 def fill() -> None:
-    """Download every pinned wheel that is not there yet, then check all hashes.
+    """Download every missing pinned wheel, then check all hashes.
 
     Raises:
-        SystemExit: When a wheel cannot be had or its hash is wrong.
+        SystemExit: A wheel is unavailable or its hash is wrong.
     """
     pins = read_pins(PINS.read_text())
     WHEELHOUSE.mkdir(exist_ok=True)
@@ -169,11 +169,11 @@ def fill() -> None:
 
 
 def remove_unpinned(pins: list[Pin]) -> None:
-    """Delete wheels that no pin names, and fail on one whose content is wrong."""
+    """Delete wheels that no pin names; fail on one with wrong content."""
     kept = set()
     for pin in pins:
         path = wheel_of(WHEELHOUSE, pin.name, pin.version)
-        # pip checked the sources; what is built of them has another hash each time.
+        # pip checked the sources; each build of them has another hash.
         if path is None or not (pin.is_source or sha256(path) == pin.digest):
             if path is not None:
                 path.unlink()
@@ -188,7 +188,7 @@ def remove_unpinned(pins: list[Pin]) -> None:
 
 
 def resolve(*, upgrade: bool) -> list[dict]:
-    """Resolve with the index; return the packages of that lock that it has wheels of.
+    """Resolve with the index; return the lock's packages for which it has wheels.
 
     Args:
         upgrade: Whether to take the newest versions; else those of `uv.lock` stay

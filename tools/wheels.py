@@ -1,9 +1,9 @@
 """Build the five wheels, install each alone in an empty environment, import it.
 
-Everything comes from `wheelhouse/` and from the wheels just built, so no network is
-needed. The examples of rl-distributed run with its wheel and torch alone, and the `rl`
+Everything comes from `wheelhouse/` and from the wheels just built, so it needs no
+network. The examples of rl-distributed run with its wheel and torch alone, and the `rl`
 command from its installed wheel, outside the repository. rl-distributed and rl-envs are
-used together, with torch, and without in an environment that must stay small.
+used together, with torch, and without it in an environment that must stay small.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ LAYER = {
 EXTRAS = {"rl-distributed": "[torch]"}
 WITHOUT_TORCH = ("rl-distributed", "rl-envs")
 MOST_MB_WITHOUT_TORCH = 450
-# Nothing of the repository's environment; and of what is installed for a minute, only
-# the modules that are imported are compiled, beside their sources.
+# Nothing from the repository's environment; and of a short-lived installation, only
+# imported modules are compiled, beside their sources.
 LEFT_OUT = (
     "VIRTUAL_ENV",
     "PYTHONPATH",
@@ -66,15 +66,15 @@ def build() -> None:
 
 
 def wheel_of(package: str) -> Path:
-    """Find the wheel that was built of a package."""
+    """Find the wheel built for a package."""
     return next(DIST.glob(f"{package.replace('-', '_')}-*.whl"))
 
 
 def install(venv: Path, *wheels: str) -> Path:
-    """Install wheels, and what they need, in a new environment; return its Python."""
+    """Install wheels and their requirements in a new environment; return its Python."""
     run("uv", "venv", "--quiet", "--python", sys.executable, venv)
     python = venv / "bin" / "python"
-    # uv keeps the wheels of a folder by name and version, which stay the same here.
+    # uv caches a folder's wheels by name and version, which do not change here.
     fresh = [f"--refresh-package={name}" for name in PACKAGES]
     run("uv", "pip", "install", "--quiet", "--python", python, "--no-index", *fresh,
         "--find-links", WHEELHOUSE, "--find-links", DIST, *wheels)  # fmt: skip
@@ -82,7 +82,7 @@ def install(venv: Path, *wheels: str) -> Path:
 
 
 def installed_names(python: Path) -> set[str]:
-    """Return the names of the distributions of an environment."""
+    """Return the names of an environment's distributions."""
     listed = run("uv", "pip", "list", "--python", python, "--format", "freeze")
     return {line.split("==")[0] for line in listed.split()}
 
@@ -95,7 +95,7 @@ def import_all_names(python: Path, package: str) -> None:
 
 
 def size_mb(folder: Path) -> float:
-    """Return what the files of a folder occupy, without compiled modules."""
+    """Return the size of a folder's files, without compiled modules."""
     files = (path for path in folder.rglob("*") if path.suffix != ".pyc")
     return sum(path.lstat().st_size for path in files if path.is_file()) / 1e6
 
@@ -109,7 +109,7 @@ def use_together(python: Path, scratch: Path) -> None:
 
 
 def use_with_and_without_torch(scratch: Path) -> None:
-    """Use the packages that need no torch where there is none, and where there is."""
+    """Use the packages that need no torch, in environments with and without it."""
     below, above = (str(wheel_of(package)) for package in WITHOUT_TORCH)
     use_together(install(scratch / "torch", f"{below}[torch]", above), scratch)
     shutil.rmtree(scratch / "torch")
@@ -126,7 +126,7 @@ def use_with_and_without_torch(scratch: Path) -> None:
 
 
 def install_and_import(package: str, scratch: Path) -> None:
-    """Install one wheel in an empty environment and check what came with it."""
+    """Install one wheel in an empty environment and check its dependencies."""
     venv = scratch / package
     python = install(venv, f"{wheel_of(package)}{EXTRAS.get(package, '')}")
     import_all_names(python, package)
@@ -139,7 +139,7 @@ def install_and_import(package: str, scratch: Path) -> None:
     if above:
         raise SystemExit(f"wheels: {package} pulled in {', '.join(above)}")
     if package == "rl-distributed":
-        # Their tests, which say what they must print, with the Python of the wheel.
+        # Their tests, which define the expected output, with the wheel's Python.
         tests = sorted((ROOT / "tests").glob("test_example_*.py"))
         run(sys.executable, "-m", "pytest", "-q", *tests, RL_EXAMPLE_PYTHON=python)
     if package == "rl-cli":

@@ -1,4 +1,4 @@
-"""All that listens, started here with one file of keys, and requests to it."""
+"""Every listener, started here with one key file, and requests to it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Keys:
 
     @property
     def secrets(self) -> list[str]:
-        """What no answer may show."""
+        """Secrets that no response may show."""
         keys = [*self.valid.values(), *self.expired.values(), *self.revoked.values()]
         parts = [key[17:] for key in keys]
         stored = [value for k in self.file.read() for value in (k.digest, k.salt)]
@@ -91,14 +91,14 @@ class Keys:
 
 @dataclass
 class Listener:
-    """One that answers."""
+    """A running listener."""
 
     url: str
     table: RouteTable
     door: Door
     stop: Callable[[], None] = field(repr=False)
     own_key: str = ""
-    """A key that the listener itself has issued, if it does."""
+    """A key that the listener itself has issued, if any."""
 
     @property
     def place(self) -> tuple[str, int]:
@@ -165,7 +165,7 @@ def _serve(keys: KeyFile | None, folder: Path, **fixed: Any) -> Listener:
         )
         found.append(router)
         await router.start(listener)
-        # Requests are answered at once: no replica will come.
+        # Requests are answered at once: no replica will start.
         await router.balancer.give_up()
         ready.set()
 
@@ -222,7 +222,7 @@ def _run(keys: KeyFile | None, folder: Path, **fixed: Any) -> Listener:
 
 
 class _Sandbox(Sandbox):
-    """Runs nothing."""
+    """A sandbox that runs nothing."""
 
     level = SandboxLevel.LANDLOCK
     num_slots = 1
@@ -271,14 +271,14 @@ STARTS: dict[str, Callable[..., Listener]] = {
     "sandbox": _sandbox,
     "agents": _agents,
 }
-"""Every listener, by the name that its metrics have."""
+"""Every listener, by its name in the metrics."""
 
 
 @contextmanager
 def started(
     name: str, keys: KeyFile | None, folder: Path, **fixed: Any
 ) -> Iterator[Listener]:
-    """Start a listener, and stop it at the end."""
+    """Start a listener, and stop it on exit."""
     listener = STARTS[name](keys, folder, **fixed)
     try:
         yield listener
@@ -287,7 +287,7 @@ def started(
 
 
 def send_raw(place: tuple[str, int], data: bytes, *, half: bool = False) -> bytes:
-    """Send bytes, and return what comes back until the other side ends.
+    """Send bytes, and return the response until the other side closes.
 
     Args:
         place: Host and port.

@@ -1,4 +1,4 @@
-"""Requests that no client would send, chosen by a seed."""
+"""Requests that no client would send, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ENDS = ["\r\n", "\n", "\r", "", "\r\n\r\n"]
 def malformed(
     seed: int, paths: Sequence[str], keys: Sequence[str]
 ) -> Iterator[tuple[bytes, bool]]:
-    """Yield requests without end, and whether their sender hangs up at once.
+    """Yield endless requests, and whether their sender disconnects at once.
 
     Args:
         seed: Of the choice.
         paths: Paths of the listener.
-        keys: Keys, good and bad; most requests have none.
+        keys: Valid and invalid keys; most requests have none.
     """
     rng = random.Random(seed)
     kinds: list[Callable[[random.Random, str, str], bytes]] = [

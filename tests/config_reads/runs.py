@@ -57,7 +57,7 @@ SAMPLED = {
 
 
 def sevens(prompt: str, response: str) -> float:
-    """Reward an answer that has a seven in it."""
+    """Reward answers that contain a seven."""
     return float("7" in response)
 
 
@@ -67,7 +67,7 @@ def signed(prompt: str, response: str) -> float:
 
 
 def even(prompt: str, response: str) -> float:
-    """Reward an even first character: two answers of a prompt often differ in it."""
+    """Reward an even first character: two answers to a prompt often differ in it."""
     return float(ord(response[:1] or " ") % 2 == 0)
 
 
@@ -118,7 +118,7 @@ def train_on_rows(model: str) -> None:
 
 
 def train_on_answers(model: str) -> None:
-    """Train on what the policy samples: GRPO and its kin, PPO, distillation."""
+    """Train on sampled answers: GRPO and its variants, PPO, distillation."""
     Path("reward.py").write_text(
         "def reward(prompt, response):\n    return float('7' in response)\n"
     )
@@ -182,7 +182,7 @@ def train_on_answers(model: str) -> None:
             **SAMPLED,
             **SHORT,
             "loss_fn.positive_nll_coef": 0.1,
-            # Any share of right ones among two answers is beyond one of them.
+            # Any share of correct answers out of two is beyond one of the thresholds.
             "data.pass_rate_filter": {"num_visits": 1, "hard_threshold": 0.5},
         },
     )
@@ -236,8 +236,8 @@ def _answered(response: str) -> list[dict[str, str]]:
 
 
 def judge_one_by_one() -> None:
-    """Judge answers of all worlds, by several rewards, and in an environment pool."""
-    # By themselves, as an evaluation starts workers for each of them.
+    """Judge answers in all worlds, by several rewards, and in an environment pool."""
+    # Separately, as an evaluation starts workers for each of them.
     for world in ("arithmetic", "countdown", "mastermind", "nim", "sliding_puzzle"):
         environment = create_env(world)
         [row] = create_task_source(world, {}).held_out(1)
@@ -322,12 +322,12 @@ def serve(model: str) -> None:
         try:
             use(urlsplit(json.loads(server.stdout.readline())["url"]).netloc, model)
         finally:
-            # Not SIGINT, which shells have background processes ignore.
+            # Not SIGINT, which shells make background processes ignore.
             server.terminate()
 
 
 def use(address: str, model: str) -> None:
-    """Ask the server for an answer, bring its weights again, and sample by it."""
+    """Request an answer, reload the server's weights, and sample through it."""
     headers = {"Content-Type": "application/json", "Authorization": "Bearer key"}
     for path, body in {
         "/v1/completions": {"model": "model", "prompt": "1+", "max_tokens": 2},
@@ -340,7 +340,7 @@ def use(address: str, model: str) -> None:
 
 
 def ask(address: str, model: str) -> None:
-    """Sample by a server as the generation backend `openai` does."""
+    """Sample from a server like the generation backend `openai`."""
     os.environ["RL_WEIGHTS_KEY"] = "key"
     config = GenerationConfig.from_dict(
         {
@@ -360,7 +360,7 @@ def ask(address: str, model: str) -> None:
 
 
 def describe(model: str) -> None:
-    """Make what needs another machine to run: clusters, sinks, engines' arguments."""
+    """Build what needs another machine to run: clusters, sinks, engine arguments."""
     config = GenerationConfig(max_new_tokens=4, backend="vllm")
     for on_gpu in (False, True):
         engine_args(config, model_name=model, on_gpu=on_gpu)

@@ -1,9 +1,9 @@
-"""Notes which configuration keys a process reads; on `PYTHONPATH` of traced runs.
+"""Records which configuration keys a process reads; on `PYTHONPATH` of traced runs.
 
 Each first read of a key, outside of the validation of its section, by code of the five
 packages appends a line `module.Class.key` to `reads.txt` beside this file: workers get
 `PYTHONPATH` from the driver, and hardly any other variable. Nothing is imported that
-the process would not import itself: `Config` is changed when its module is loaded.
+the process would not import itself: `Config` is patched when its module loads.
 """
 
 import importlib.machinery
@@ -13,7 +13,7 @@ import sys
 _READS = os.path.join(os.path.dirname(__file__), "reads.txt")
 _HOME = "rl_distributed.config.base"
 _PACKAGES = ("rl_distributed", "rl_models", "rl_envs", "rl_algorithms", "rl_cli")
-# What copies, compares, checks or shows whole sections reads all of their keys.
+# Copying, comparing, checking or showing whole sections reads all of their keys.
 _WHOLESALE = ("rl_distributed.config.", "rl_algorithms.trainers.settings.unused_keys")
 
 

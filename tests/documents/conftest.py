@@ -1,4 +1,4 @@
-"""What the tests of the documented programs share: Ray, a model, a way to run one."""
+"""Fixtures of the documented programs' tests: Ray, a model, a way to run one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def run_program(
 ) -> Callable[..., dict[str, Any]]:
     """Run `programs/NAME.py` with arguments in this process and an empty folder.
 
-    Gives the names that the program left, in which a test looks for its effect.
+    Return the program's namespace, in which a test looks for its effect.
     """
 
     def run(name: str, *arguments: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Backends of a user's program: they reach the workers and do what is promised."""
+"""Backends defined in a user's program reach the workers and work as promised."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Run = Callable[..., dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what a program registers: other tests list the names."""
+    """Undo a program's registrations: other tests list the names."""
     for registry in (backends._TRAINING, backends._GENERATION):
         monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
@@ -44,7 +44,7 @@ def test_a_training_backend_of_six_methods_trains_saves_and_resumes(
     assert losses.iloc[-1] < 0.5 * losses.iloc[0]
     assert left["first"].steps == 10
     assert left["resumed"].steps == 20
-    # The state that was saved is exact: the second half is that of one long run.
+    # The saved state is exact: the second half equals that of one long run.
     resumed = left["resumed"].history.to_pandas()["train:loss"]
     assert resumed.iloc[-1] == pytest.approx(losses.iloc[-1], abs=1e-6)
     assert left["first"].metrics["train:loss"] == pytest.approx(

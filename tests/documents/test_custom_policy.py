@@ -98,7 +98,7 @@ def test_what_a_run_asks_for_beyond_two_methods_is_named(
 
 
 class WithoutLogprobs(PolicyInterface):
-    """Answers with one token, and tells nothing of its probability."""
+    """Answers with one token, without its probability."""
 
     losses: list[float]
 
@@ -133,7 +133,7 @@ def test_log_probs_are_asked_for_only_where_they_count(
     policy.get_logprobs = lambda rows: {"logprobs": -rows["token_mask"]}  # type: ignore
     with pytest.raises(ConfigError, match=r"seq_logprob_error_threshold.* null"):
         fit(policy, model, tmp_path / "3", seq_logprob_error_threshold=2.0)
-    # Several steps per batch compare with the log-probs before the first.
+    # With several steps per batch, the log-probs before the first are compared.
     steps = {"train_global_batch_size": 2}
     del policy.get_logprobs
     with pytest.raises(UnsupportedModelError, match=r"get_logprobs.*take one"):

@@ -1,4 +1,4 @@
-"""The documented algorithm of one's own: its section, its loss, its unit test."""
+"""The documented custom algorithm: its section, its loss, its unit test."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def test_an_algorithm_of_one_s_own(run_program: Run, model: str) -> None:
     assert trainer.config.to_dict()["myalgo"] == {"my_param": 2.0}
     first = trainer.history[0]["train:loss"]
     other = names["by_name"].history[0]["train:loss"]
-    # The same weights and rows: the loss is that of the method, with its parameter.
+    # With the same weights and rows, the loss is the method's, with its parameter.
     assert first > 0
     assert other == pytest.approx(-first / 2, rel=1e-5)
-    # A loss that trains: the answers are likelier than with the weights before.
+    # The loss trains: the answers are more likely than with the previous weights.
     again = names["MyAlgoTrainer"].from_pretrained(
         str(trainer.run_dir / "checkpoints/step_1/policy/weights"), my_param=2.0
     )
     assert again.fit(ROWS, progress=False).history[0]["train:loss"] < 0.9 * first
     assert (trainer.algorithm, trainer.run_dir.name) == ("myalgo", "myalgo-001")
-    # The command trains by it as well, though its `__init__` takes a config only.
+    # The command also trains it, although its `__init__` takes only a config.
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     by_command = ["train", "myalgo", "data.train=rows.jsonl", "myalgo.my_param=2.0"]
     settings = [f"policy.model_name={model}", "policy.optimizer.kwargs.lr=1e-2"]
@@ -86,7 +86,7 @@ def test_a_step_without_a_run(
     trainer = names["trainer"]
     try:
         assert names["result"]["loss"] > 0
-        # The step has trained: the next one begins with another loss.
+        # The step has trained: the next one starts with another loss.
         assert trainer._train_step(names["batch"])["loss"] < names["result"]["loss"]
     finally:
         trainer._alone.close()

@@ -62,13 +62,13 @@ def test_policy_without_a_cluster_samples(run_program: Run, model: str) -> None:
             assert torch.equal(rows["output_ids"][row, :start], prompt)
         assert (rows["generation_lengths"] >= 1).all()
         assert rows["weight_version"].tolist() == [0, 0]
-        # The same weights give the tokens the same log-probs in another process.
+        # The same weights assign the tokens the same log-probs in another process.
         logprobs = policy.get_logprobs(as_rows(rows))["logprobs"]
         torch.testing.assert_close(rows["logprobs"], logprobs, atol=1e-5, rtol=0)
     finally:
         assert policy.shutdown()
         assert sampler.shutdown()
-    assert ray.is_initialized()  # which was up before, and is not theirs
+    assert ray.is_initialized()  # it was up before, and does not belong to them
 
 
 def test_megatron_implements_the_same_interface(run_program: Run, model: str) -> None:
@@ -93,7 +93,7 @@ def test_megatron_implements_the_same_interface(run_program: Run, model: str) ->
 
 
 def as_rows(output: Any) -> BatchedDataDict[Any]:
-    """Sampled rows as a policy takes them; the sampled tokens are trained on."""
+    """Return sampled rows as a policy takes them; the sampled tokens are trained on."""
     totals = output["unpadded_sequence_lengths"]
     starts = totals - output["generation_lengths"]
     columns = torch.arange(output["output_ids"].shape[1])

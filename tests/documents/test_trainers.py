@@ -1,4 +1,4 @@
-"""Documented programs about trainers: of ready components, and by `train`."""
+"""Documented programs about trainers: from ready components, and by `train`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_grpo_samples_on_the_cluster_with_the_policy_s_weights(
     assert trainer.components.cluster is cluster
     assert trainer.components.policy is policy
     assert result.steps == 2
-    # What was sampled has the log-probs of the policy, so its weights have arrived.
+    # Sampled tokens have the policy's log-probs, so its weights have arrived.
     assert result.metrics["train:token_mult_prob_error"] == pytest.approx(1, abs=1e-3)
     assert _logprobs(policy).shape == (1, 8)
 
@@ -156,7 +156,7 @@ def test_a_policy_is_distilled_from_a_teacher(
     assert trainer.config.teacher.max_total_sequence_length == 16
     assert (trainer.components.generation is not None) == on_policy
     assert result.steps == 2
-    # The policy has been trained away from its first weights, which the teacher has.
+    # The policy has moved away from its initial weights, which the teacher has.
     assert result.metrics["train:loss"] > 0
     assert not torch.equal(_logprobs(policy), before)
 

@@ -1,4 +1,4 @@
-"""The loop of the API documentation: each part takes what the others give."""
+"""The loop of the API documentation: each part accepts the others' output."""
 
 from __future__ import annotations
 

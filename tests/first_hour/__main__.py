@@ -1,9 +1,9 @@
-"""The way of a new user, walked in a terminal of 80 columns on the installed wheels.
+"""A new user's first hour, in an 80-column terminal on the installed wheels.
 
 `nox -s first_hour` builds the wheels and installs them; `python -m tests.first_hour
---python .venv/bin/python` walks on what is installed there. Each step says how long it
-took, against `import torch, ray` in the same environment; the bounds on that are wide,
-because they are to find what is many times too slow, also on a busy machine.
+--python .venv/bin/python` uses what is installed there. Each step reports its duration
+relative to `import torch, ray` in the same environment; the bounds are wide, as they
+should find only what is many times too slow, even on a busy machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ STEPS = (
 
 
 def installed(scratch: Path) -> Path:
-    """Build the wheels and install the command; return the Python of it."""
+    """Build the wheels and install the command; return its Python."""
     from tools.wheels import build, install, wheel_of  # noqa: PLC0415
 
     build()
@@ -32,14 +32,14 @@ def installed(scratch: Path) -> Path:
 
 
 def main() -> None:
-    """Walk, and print what each step took."""
+    """Run all steps, and print the duration of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", type=Path, help="Python with rl-cli installed.")
     parser.add_argument("--step", action="append", choices=STEPS, help="Only these.")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="hour") as name:
         scratch = Path(name)
-        # A link to another Python must stay one: it names the environment.
+        # A link to another Python must remain one: it names the environment.
         python = options.python.absolute() if options.python else installed(scratch)
         home, temp = scratch / "home", scratch / "t"
         home.mkdir()

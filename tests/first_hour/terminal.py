@@ -1,4 +1,4 @@
-"""A terminal of 80 columns in which commands run as a person runs them."""
+"""An 80-column terminal in which commands run as for a person."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BOX = "│┃┏┡└"
 
 
 class Command:
-    """A command in a pseudo-terminal, and what it has written.
+    """A command in a pseudo-terminal, and its output.
 
     Args:
         arguments: The command.
@@ -52,13 +52,13 @@ class Command:
 
     @property
     def text(self) -> str:
-        """All that was written, without colours and movements."""
+        """All output, without colours and cursor movements."""
         plain = _CONTROL.sub("", self._raw.decode(errors="replace"))
         return plain.replace("\r\n", "\n")
 
     @property
     def words(self) -> str:
-        """The text with one blank between words: lines are wrapped anywhere."""
+        """The text with single blanks between words: lines wrap anywhere."""
         return " ".join(self.text.split())
 
     def wait_for(self, pattern: str, limit_s: float) -> float:
@@ -82,11 +82,11 @@ class Command:
         os.write(self._screen, b"\x03")
 
     def end(self, limit_s: float, code: int = 0) -> Command:
-        """Wait for the end, with an exit code; return the command.
+        """Wait for the exit with a given code; return the command.
 
         Raises:
-            AssertionError: It does not end, ends otherwise, writes a traceback or a
-                table that is too wide, or leaves a process.
+            AssertionError: It does not exit, exits with another code, writes a
+                traceback or a table that is too wide, or leaves a process.
         """
         deadline = time.monotonic() + limit_s
         while self._read(deadline):
@@ -98,7 +98,7 @@ class Command:
         found = self._process.wait(60)
         self.took_s = time.monotonic() - self.began_s
         os.close(self._screen)
-        # A shell's way to say that a signal ended it.
+        # The shell convention for termination by a signal.
         found = 128 - found if found < 0 else found
         assert found == code, f"{self.title}: exit code {found}:\n{self.text}"
         assert "Traceback" not in self.text, self.text
@@ -109,13 +109,13 @@ class Command:
         return self
 
     def kill(self) -> None:
-        """End the command and what it has started."""
+        """Kill the command and its child processes."""
         for process in _session(self._process.pid):
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
 
     def _read(self, deadline: float) -> bool:
-        """Read what is there, or wait a second; False: the terminal is closed."""
+        """Read available output, or wait a second; False: the terminal is closed."""
         left_s = min(1.0, max(0.0, deadline - time.monotonic()))
         if not select.select([self._screen], [], [], left_s)[0]:
             return self._process.poll() is None
@@ -127,7 +127,7 @@ class Command:
         return bool(read)
 
 
-# The terminal becomes the controlling one of the new session: Ctrl-C is its signal.
+# The terminal becomes the new session's controlling one: Ctrl-C is its signal.
 _IN_TERMINAL = (
     "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
     "os.execvp(sys.argv[1], sys.argv[1:])"
@@ -144,7 +144,7 @@ def _session(session: int) -> list[psutil.Process]:
 
 
 def processes_with(name: str, value: str) -> list[psutil.Process]:
-    """Return the running processes whose environment has a variable of this value."""
+    """Return running processes whose environment has a variable with this value."""
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""The steps of a new user: what is typed, and what must be seen."""
+"""The steps of a new user: the input, and the expected output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.first_hour.terminal import Command, processes_with
 
 MARK = "FIRST_HOUR_WALK"
 START_S, RUN_S = 300.0, 900.0
-# How many times as long as `import torch, ray` a step may take: ten times its target.
+# Limit of a step in units of `import torch, ray`: ten times its target.
 ERROR_RATIO, FIRST_STEP_RATIO, GENERATE_RATIO = 5.0, 30.0, 17.0
 
 MODEL = """
@@ -57,7 +57,7 @@ class Walk:
         self, python: Path, folder: Path, temp: Path, env: Mapping[str, str]
     ) -> None:
         self._python, self._folder, self._temp, self._env = python, folder, temp, env
-        # Once for the disk, then to measure.
+        # Once to warm the disk cache, then to measure.
         self._empty_s = [self._import_s() for _ in range(2)][-1]
         sys.stdout.write(f"import torch, ray: {self._empty_s:.1f} s\n")
 
@@ -84,7 +84,7 @@ class Walk:
         assert (self._folder / "model" / "config.json").is_file()
 
     def typo(self) -> None:
-        """Misspell a key, and do what the message suggests."""
+        """Misspell a key, then do what the message suggests."""
         seen = self._grpo("config", "validate", "grpo.num_promts_per_step=8").end(
             START_S, code=2
         )
@@ -96,7 +96,7 @@ class Walk:
         assert not (self._folder / "runs").exists()
 
     def train(self) -> None:
-        """Train by an own reward, and press Ctrl-C after some steps."""
+        """Train on a custom reward, and press Ctrl-C after some steps."""
         run = self._grpo("train", "grpo.max_num_steps=2000", "output_dir=runs/mine")
         first_s = run.wait_for(r"\b[1-9]\d*/2000", RUN_S)
         self._ratio("first step", first_s, FIRST_STEP_RATIO)
@@ -106,7 +106,7 @@ class Walk:
         assert self._steps("mine"), "Ctrl-C kept no checkpoint"
 
     def resume(self) -> None:
-        """Go on with it, and stop it again further on."""
+        """Resume it, and stop it again later."""
         before = max(self._steps("mine"))
         run = self._rl("train", "grpo", "--resume", "runs/mine")
         run.wait_for(rf"\b(?!{before}/)[1-9]\d*/2000", RUN_S)
@@ -115,7 +115,7 @@ class Walk:
         assert max(self._steps("mine")) > before, run.text
 
     def second_run(self) -> None:
-        """Be refused the same folder, with three ways out, and take one."""
+        """Be denied the same folder, with three ways out, and take one."""
         again = ("train", "grpo.max_num_steps=4", "output_dir=runs/mine")
         refused = self._grpo(*again).end(START_S, code=2)
         for way in ("--resume", "--overwrite", "another"):
@@ -138,7 +138,7 @@ class Walk:
         self._ratio("generate", seen.took_s, GENERATE_RATIO)
 
     def start(self) -> None:
-        """Begin a run of one's own as the README says, and look at its page."""
+        """Start a custom run as in the README, and look at its page."""
         wrote = self._rl("init", "my-run", "--yes").end(START_S)
         assert "cd my-run && rl train run.yaml" in wrote.words, wrote.text
         checked = self._rl("envs", "check", "reward.py:reward", "--data", "rows.jsonl",
@@ -148,7 +148,7 @@ class Walk:
             done = self._rl("train", "run.yaml", "stages.grpo.grpo.max_num_steps=4",
                             f"seed={seed}", inside="my-run").end(RUN_S)  # fmt: skip
             run = self._folder / "my-run" / "runs" / f"run-00{number}"
-            # What the end says to do next, to the letter.
+            # The next command suggested at the end, verbatim.
             shown = re.search(r"See it: rl (report \S+)", done.words)
             assert shown, done.text
             assert shown[1] == f"report {run}", done.text
@@ -178,7 +178,7 @@ class Walk:
         self._train_on("dpo", "pairs.jsonl")
 
     def serve(self) -> None:
-        """Serve the model, and ask it three times with OpenAI's client."""
+        """Serve the model, and send it three requests with OpenAI's client."""
         if "--engine" not in self._rl("serve", "--help").end(START_S).words:
             sys.stdout.write("serve: left out, there is no engine without vLLM\n")
             return
@@ -200,25 +200,25 @@ class Walk:
         server.end(START_S)
 
     def check_nothing_is_left(self, step: str) -> None:
-        """Check that a step has left no process and nothing outside of its folder.
+        """Check that a step left no process, and nothing outside its folder.
 
         Raises:
-            AssertionError: It has.
+            AssertionError: It did.
         """
         mark = self._env[MARK]
         _, alive = psutil.wait_procs(processes_with(MARK, mark), 60)
         names = [" ".join(process.cmdline())[:80] for process in alive]
         assert not names, f"{step} has left processes: {names}"
-        # Ray keeps the logs of its sessions there; the size is printed at the end.
-        # The ports taken are locks of empty files. Building a model makes the folder of
-        # the cache of torch.compile.
+        # Ray keeps its sessions' logs there; the size is printed at the end. The ports
+        # taken are locks of empty files. Building a model creates the cache folder of
+        # torch.compile.
         kept = {f"ray-{os.getuid()}", f"rl-ports-{os.getuid()}"}
         kept.add(f"torchinductor_{getpass.getuser()}")
         left = sorted({path.name for path in self._temp.iterdir()} - kept)
         assert not left, f"{step} has left in the temporary folder: {left}"
 
     def kept_by_ray(self) -> str:
-        """Return how many sessions Ray has kept in the temporary folder, in MB."""
+        """Return the size of Ray's sessions in the temporary folder, in MB."""
         folder = self._temp / f"ray-{os.getuid()}" / "ray"
         sessions = list(folder.glob("session_2*"))
         files = [path for session in sessions for path in session.rglob("*")]
@@ -235,7 +235,7 @@ class Walk:
         self._check_run(algorithm, done)
 
     def _check_run(self, name: str, done: Command) -> None:
-        """Check what a run folder holds, and that the end of the run names it."""
+        """Check the contents of a run folder, and that the end of the run names it."""
         run = self._folder / "runs" / name
         for file in ("run.json", "config.yaml", "result.json", "metrics.jsonl"):
             assert (run / file).is_file(), file

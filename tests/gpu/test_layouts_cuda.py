@@ -13,7 +13,7 @@ from parity.measure import Matrix
 from parity.ranks import RankProcesses
 
 _FAMILY = "qwen3_moe"
-# Sums are taken in another order on a GPU; a wrong cut is off by tenths.
+# A GPU sums in a different order; a wrong split is off by tenths.
 _LIMITS = {"loss": 1e-4, "grad_norm": 1e-3, "gradients": 1e-3, "weights": 1e-4}
 
 pytestmark = [

@@ -36,7 +36,7 @@ MODELS = {
 
 pytestmark = [
     pytest.mark.gpu,
-    # Of Megatron-core, about packages that are not installed.
+    # From Megatron-core, about packages that are not installed.
     pytest.mark.filterwarnings("default"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
@@ -87,7 +87,7 @@ def made(name: str, folder: Path, **settings: Any) -> Any:
         },
         source="test",
     )
-    # Only now, as it imports Megatron-core, which warns.
+    # Only here, as it imports Megatron-core, which warns.
     backend = get_training_backend(name)()
     backend.setup(config.to_dict())
     return backend
@@ -103,7 +103,7 @@ def train(backend: Any, steps: int = 3) -> list[float]:
 
 
 def logprobs(backend: Any) -> torch.Tensor:
-    """Of all tokens that have one, in one line."""
+    """Return the log-probs of all tokens that have one, in one row."""
     found = backend.get_logprobs(rows(), micro_batch_size=ROWS).cpu().double()
     return found[:, 1:][rows()["token_mask"][:, 1:].bool()]
 

@@ -1,4 +1,4 @@
-"""Device memory that one model leaves to the next; in this process, without Ray."""
+"""Device memory that one model frees for the next; in this process, without Ray."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def freed_by(release: Callable[[], None]) -> int:
-    """Return the bytes of the device that a call makes free."""
+    """Return the bytes of device memory freed by a call."""
     torch.cuda.synchronize()
     before, _ = torch.cuda.mem_get_info()
     release()

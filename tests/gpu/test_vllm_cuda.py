@@ -24,7 +24,7 @@ _CACHE_GIB = 1.0
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Flash attention takes heads of at least 32 numbers.
+    # Flash attention needs head sizes of at least 32.
     shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
     target = tmp_path_factory.mktemp("model") / "tiny"
     return build_tiny_model(target, **shape, max_position_embeddings=128)

@@ -1,6 +1,6 @@
-"""Weights from a trainer to a replica on the same GPU, over every way that fits.
+"""Weights from a trainer to a replica on the same GPU, over every suitable transport.
 
-Both are actors of Ray, without which these tests are skipped.
+Both are Ray actors; without Ray these tests are skipped.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
 @pytest.mark.parametrize("transport", ["object_store", "shared_memory", "cuda_ipc"])
 def test_the_probe_agrees_after_a_sync(pair: tuple[Any, Any], transport: str) -> None:
     trainer, replica = pair
-    # On a GPU sums are taken in another order by either side.
+    # On a GPU either side sums in a different order.
     probe = {"period": 1, "max_difference": 1e-3, "mean_difference": 1e-3}
     config = WeightSyncConfig.from_dict(
         {"transport": transport, "bucket_bytes": 8192, "probe": probe}

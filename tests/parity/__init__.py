@@ -1,1 +1,1 @@
-"""Every layout of the ranks computes what one process computes."""
+"""Every layout of ranks computes the same as one process."""

@@ -1,7 +1,7 @@
 """Run the matrix and write it as a table: `python -m parity [--page FILE]`.
 
 With `--family` or `--layout` only these cells run, and other rows of the page stay. It
-ends with code 1 where a cell is outside its limits.
+exits with code 1 if a cell exceeds its limits.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def row(family: str, layout: str, found: list[Difference]) -> str:
 
 
 def table(rows: Mapping[tuple[str, str], str]) -> str:
-    """Return the page, of its lines by family and layout."""
+    """Return the page, from its lines by family and layout."""
     lines = [
         _HEAD.format(losses=", ".join(LOSSES)),
         "| family | layout | loss | gradients | weights |",

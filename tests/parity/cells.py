@@ -56,7 +56,7 @@ LORA: dict[str, Any] = {"r": 2, "alpha": 3.0}
 
 @dataclass(frozen=True)
 class Layout:
-    """Settings of a policy, and how many ranks it has."""
+    """Settings of a policy, and its number of ranks."""
 
     num_ranks: int
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -65,9 +65,9 @@ class Layout:
     padded: bool = False
     """Whether the driver makes micro-batches of rows of similar length, by tokens."""
     has_adapters: bool = False
-    """Whether an adapter is trained in place of the weights."""
+    """Whether an adapter is trained instead of the weights."""
     trains_ends: bool = False
-    """Whether the embedding and the head are trained whole beside the adapter."""
+    """Whether the embedding and the head are trained fully beside the adapter."""
 
 
 def _parallel(num_ranks: int, dtensor: Any = None, **axes: Any) -> Layout:
@@ -150,11 +150,11 @@ LAYOUTS: dict[str, Layout] = {
 """Layouts of the `dtensor` backend, by the name in the table of the docs."""
 
 MIXTURES = ("mixtral", "qwen3_moe")
-"""Families that have experts."""
+"""Mixture-of-experts families."""
 
 
 def layouts_of(family: str) -> list[str]:
-    """Return the names of the layouts that a family can have."""
+    """Return the names of the layouts that a family supports."""
     return [
         name
         for name, layout in LAYOUTS.items()
@@ -173,7 +173,7 @@ LOSSES: dict[str, Any] = {
 
 @dataclass
 class Outcome:
-    """What a cell gave."""
+    """The results of a cell."""
 
     loss: float
     """The loss of the first step."""
@@ -185,7 +185,7 @@ class Outcome:
 
 
 def make_batch(loss: str) -> BatchedDataDict[Any]:
-    """Rows of different lengths with the columns of every loss; two make a pair."""
+    """Return rows of different lengths with every loss's columns; two make a pair."""
     generator = torch.Generator().manual_seed(11)
     lengths = torch.randint(6, WIDTH + 1, (NUM_ROWS,), generator=generator)
     column = torch.arange(WIDTH)
@@ -210,12 +210,12 @@ def make_batch(loss: str) -> BatchedDataDict[Any]:
 
 
 def adapter_folder(folder: str) -> Path:
-    """Return where the adapter of a model is that LoRA layouts begin with."""
+    """Return the folder of the adapter from which a model's LoRA layouts start."""
     return Path(folder) / "adapter"
 
 
 def _with_adapter(model: Any, folder: str) -> Any:
-    """Return a model of peft, whose adapter does not begin at zero; it is saved."""
+    """Return a peft model whose adapter does not start at zero; it is saved."""
     config = LoraConfig(
         r=LORA["r"], lora_alpha=LORA["alpha"], target_modules=_adapted(model)
     )
@@ -230,7 +230,7 @@ def _with_adapter(model: Any, folder: str) -> Any:
 
 
 def _adapted(model: Any) -> list[str]:
-    """Return the names of the layers that get an adapter: all that peft can take."""
+    """Return the names of the layers that get an adapter: all that peft supports."""
     layers = [m for layer in model.model.layers for m in layer.named_modules()]
     names = {n.rpartition(".")[2] for n, m in layers if isinstance(m, nn.Linear)}
     if model.config.model_type in MIXTURES:
@@ -241,12 +241,12 @@ def _adapted(model: Any) -> list[str]:
 def reference(
     folder: str, loss: str, *, has_adapters: bool = False, trains_ends: bool = False
 ) -> Outcome:
-    """Compute a cell by plain transformers, eagerly, in one process and float32.
+    """Compute a cell with plain transformers, eagerly, in one process and float32.
 
     Args:
         folder: The model.
         loss: Name of the loss.
-        has_adapters: Train an adapter by peft in place of the weights.
+        has_adapters: Train a peft adapter instead of the weights.
         trains_ends: Train the embedding and the head beside it.
     """
     model = AutoModelForCausalLM.from_pretrained(
@@ -289,7 +289,7 @@ def reference(
 
 
 def reference_with_routers(folder: str, weight: float) -> Outcome:
-    """As `reference` of SFT, with the loss of the routers and without a step."""
+    """Compute `reference` of SFT with the routers' loss and without a step."""
     model = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
@@ -300,7 +300,7 @@ def reference_with_routers(folder: str, weight: float) -> Outcome:
     columns, total = torch.arange(WIDTH), 0.0
     for start in range(0, NUM_ROWS, MICRO_BATCH):
         part = data.slice(start, min(start + MICRO_BATCH, NUM_ROWS))
-        # The last token of a row predicts none, so it does not go through the model.
+        # A row's last token predicts nothing, so it does not go through the model.
         is_token = columns < part["input_lengths"][:, None] - 1
         output = model(
             part["input_ids"], attention_mask=is_token.long(), output_router_logits=True
@@ -323,7 +323,7 @@ def reference_with_routers(folder: str, weight: float) -> Outcome:
 
 
 def _share(data: BatchedDataDict[Any], layout: Layout, backend: Any, loss: str) -> Any:
-    """Rows of this rank, as the driver would send them."""
+    """Return this rank's rows, as the driver would send them."""
     place = backend._layout
     tokens = {
         "max_tokens_per_microbatch": 48,
@@ -355,7 +355,7 @@ def _started(folder: str, layout: Layout) -> DTensorTrainingBackend:
         targets = sorted(saved.target_modules)
         settings["lora"] = {**LORA, "adapter_path": path, "target_modules": targets}
         if layout.trains_ends:
-            # Of which one is the other where the two are tied.
+            # One of which is the other where the two are tied.
             settings["lora"]["modules_to_save"] = ["embed_tokens", "lm_head"]
     config = PolicyConfig.from_dict({"model_name": folder, **settings})
     backend = DTensorTrainingBackend()
@@ -364,7 +364,7 @@ def _started(folder: str, layout: Layout) -> DTensorTrainingBackend:
 
 
 def saved_bytes(folder: str, layout: Layout) -> int:
-    """Return the bytes of activations that a forward pass of all rows keeps."""
+    """Return the bytes of activations kept by a forward pass of all rows."""
     backend = _started(folder, layout)
     held: dict[int, int] = {}
 
@@ -387,7 +387,7 @@ def saved_bytes(folder: str, layout: Layout) -> int:
 def run_rank(
     folder: str, layout: Layout, loss: str, num_steps: int = NUM_STEPS
 ) -> Outcome | None:
-    """Compute a cell with this process as one rank; rank 0 gives the outcome."""
+    """Compute a cell with this process as one rank; rank 0 returns the outcome."""
     backend = _started(folder, layout)
     gradients: dict[str, Tensor] = {}
     update = backend._update
@@ -421,7 +421,7 @@ def run_rank(
 
 
 def held_by_stages(folder: str) -> list[list[str]]:
-    """Return which parameters each of two stages has memory for."""
+    """Return the parameters for which each of two stages has memory."""
     backend = _started(folder, LAYOUTS["PP 2"])
     held: list[Any] = [None, None]
     dist.all_gather_object(held, list(backend.model.parameters))
@@ -430,7 +430,7 @@ def held_by_stages(folder: str) -> list[list[str]]:
 
 
 def run_saving(folder: str, layout: Layout, target: str) -> dict[str, Any]:
-    """Train a step and save; returns whole weights, and what is sent of adapters."""
+    """Train a step and save; return whole weights, and the adapters sent."""
     backend = _started(folder, layout)
     rows = _share(make_batch("SFT"), layout, backend, "SFT")
     backend.train_step(
@@ -449,7 +449,7 @@ def run_saving(folder: str, layout: Layout, target: str) -> dict[str, Any]:
 
 
 def run_resumed(folder: str, layout: Layout, source: str) -> dict[str, Tensor]:
-    """Return the whole weights of a state of `run_saving`."""
+    """Return the whole weights from a state of `run_saving`."""
     backend = _started(folder, layout)
     backend.load_checkpoint(None, Path(source) / "state")
     weights = {name: value.clone() for name, value in backend.export_weights("float32")}
@@ -458,7 +458,7 @@ def run_resumed(folder: str, layout: Layout, source: str) -> dict[str, Tensor]:
 
 
 def run_ends(folder: str, layout: Layout) -> list[tuple[float, float]]:
-    """Return losses and gradient norms where only ends of rows are trained.
+    """Return losses and gradient norms if only row ends are trained on.
 
     Each row is a micro-batch, so some ranks that share its tokens have none of these.
     """
@@ -478,12 +478,12 @@ def run_ends(folder: str, layout: Layout) -> list[tuple[float, float]]:
 
 
 def refusal_of(folder: str, sabotage: str | None = None) -> str:
-    """Return why two ranks refuse to share the layers of a model.
+    """Return why two ranks refuse to shard a model's layers.
 
     Args:
         folder: The model.
-        sabotage: Name of a function of `tensor_parallel` that says False to everything,
-            as a plan with a mistake would.
+        sabotage: Name of a function of `tensor_parallel` that always returns False, as
+            a faulty plan would.
     """
     with ExitStack() as stack:
         if sabotage is not None:
@@ -492,7 +492,7 @@ def refusal_of(folder: str, sabotage: str | None = None) -> str:
 
 
 def refusal_of_context(folder: str, sabotage: str | None = None) -> str:
-    """Return why two ranks refuse to share the tokens of a model.
+    """Return why two ranks refuse to split a model's tokens.
 
     Args:
         folder: The model.
@@ -505,12 +505,12 @@ def refusal_of_context(folder: str, sabotage: str | None = None) -> str:
 
 
 def refusal_of_stages(folder: str) -> str:
-    """Return why two ranks refuse to have some layers of a model each."""
+    """Return why two ranks refuse to split a model into stages."""
     return _refusal(folder, {"pipeline": 2})
 
 
 def refusal_of_experts(folder: str, sabotage: bool = False) -> str:
-    """Return why two ranks refuse to share the experts of a model.
+    """Return why two ranks refuse to shard a model's experts.
 
     Args:
         folder: The model.

@@ -1,4 +1,4 @@
-"""Tiny models of each family that is promised, made here."""
+"""Tiny models of each supported family, built here."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         tie_word_embeddings=True,
     ),
 }
-"""Config of a model by the name of its family."""
+"""Model configs by name of the family."""
 
 
 def build_family(family: str, folder: Path) -> Path:
@@ -76,7 +76,7 @@ def build_family(family: str, folder: Path) -> Path:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1:
-                    # What is all zeros or ones hides a term that is left out.
+                    # All zeros or ones would hide a missing term.
                     parameter.add_(torch.randn_like(parameter), alpha=0.2)
                 assert parameter.isfinite().all(), name
         model.save_pretrained(folder)

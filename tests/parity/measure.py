@@ -1,4 +1,4 @@
-"""How far a cell is from its reference."""
+"""The distance of a cell from its reference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parity.ranks import RankProcesses
 
 __all__ = ["Difference", "Matrix"]
 
-# Some gradients are 0 by theory, such as that of the bias of keys.
+# Some gradients are 0 in theory, such as the key bias's.
 _SMALLEST_GRADIENT = 1e-3
 LIMITS = {"loss": 1e-6, "grad_norm": 1e-5, "gradients": 1e-5, "weights": 1e-6}
 
@@ -24,12 +24,12 @@ class Difference:
     grad_norm: float
     """Relative."""
     gradients: float
-    """Relative to the largest number of each gradient."""
+    """Relative to the largest entry of each gradient."""
     weights: float
 
     @classmethod
     def of(cls, found: Outcome, wanted: Outcome) -> Difference:
-        """Compare; every parameter must be there, by its name."""
+        """Compare; every parameter must exist under its name."""
         assert found.gradients.keys() == wanted.gradients.keys()
         assert found.weights.keys() == wanted.weights.keys()
         gradients = [
@@ -50,12 +50,12 @@ class Difference:
 
     @classmethod
     def worst(cls, found: Iterable[Difference]) -> Difference:
-        """Return the largest of each number."""
+        """Return the element-wise maximum."""
         rows = [tuple(getattr(one, name) for name in LIMITS) for one in found]
         return cls(*(max(column) for column in zip(*rows, strict=True)))
 
     def complaint(self) -> str | None:
-        """Return what is outside its limit; None if nothing is."""
+        """Return the differences outside their limits; None if there are none."""
         outside = [
             f"{name} {getattr(self, name):.1e} (limit {limit:g})"
             for name, limit in LIMITS.items()

@@ -1,4 +1,4 @@
-"""Processes that are the ranks of one cell after the other."""
+"""Processes that serve as ranks of one cell after the other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _free_port() -> int:
 
 
 class RankProcesses:
-    """Up to `size` ranks, started once: an import of torch takes longer than a cell."""
+    """Up to `size` ranks, started once: importing torch takes longer than a cell."""
 
     def __init__(self, size: int) -> None:
         self._context = multiprocessing.get_context("spawn")
@@ -57,10 +57,10 @@ class RankProcesses:
             self._pipes.append(here)
 
     def run(self, num_ranks: int, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run `work(*arguments)` as that many ranks; gives what rank 0 returns.
+        """Run `work(*arguments)` on that many ranks; return rank 0's result.
 
         Raises:
-            RuntimeError: A rank failed, or did not end by the deadline.
+            RuntimeError: A rank failed, or did not finish by the deadline.
         """
         if not self._processes:
             self._start()
@@ -87,7 +87,7 @@ class RankProcesses:
         return results[0]
 
     def close(self) -> None:
-        """End the processes."""
+        """Stop the processes."""
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:

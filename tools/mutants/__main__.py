@@ -1,7 +1,7 @@
 """`nox -s mutants`: change the sources in small ways; each change must fail a test.
 
 The tests of each mutant are first run against the sources as they are, and must pass.
-Then the mutants follow one by one. A mutant that its tests let pass has survived: they
+Then the mutants follow one by one. A mutant that passes its tests has survived: they
 miss something. One whose tests could not be run has no verdict. Either fails the run.
 
 Usage: `nox -s mutants`, `nox -s mutants -- --subset`, `nox -s mutants -- --only NAME`.
@@ -66,7 +66,7 @@ def show(outcome: Outcome, name: str, verdict: str) -> None:
 
 
 def judge(mutants: Sequence[Mutant], options: argparse.Namespace, folder: Path) -> int:
-    """Run the tests as they are, then every mutant; return the exit code."""
+    """Run the tests unchanged, then with every mutant; return the exit code."""
     root = Path.cwd()
     slots = [Slot(root, folder / f"slot{number}") for number in range(options.jobs)]
     limit_s = options.timeout
@@ -97,7 +97,7 @@ def judge(mutants: Sequence[Mutant], options: argparse.Namespace, folder: Path) 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Check the list, run what is selected of it, and return the exit code."""
+    """Check the list, run its selection, and return the exit code."""
     begin = time.monotonic()
     options = parse(arguments)
     mutants = load_mutants(options.changes)
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str]) -> int:
     if not mutants:
         say("no mutant has such a name")
         return 2
-    # What ends the run also ends what it has started.
+    # Ending the run also stops its child processes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     import_heavy()
     with tempfile.TemporaryDirectory(

@@ -1,7 +1,7 @@
-"""The list of mutants: what is changed where, and which tests must notice.
+"""The list of mutants: each change, and the tests that must fail.
 
-It lies in `changes/*.toml`, a file per theme. A group is a source file with the tests
-that watch over it; each of its mutants replaces one text that stands there once:
+It is in `changes/*.toml`, one file per theme. A group is a source file with the tests
+that cover it; each of its mutants replaces a text that occurs there once:
 
 ```toml
 [[group]]
@@ -37,17 +37,17 @@ class Mutant:
     """One small change of the sources."""
 
     name: str
-    """It is chosen by this name."""
+    """Name by which it is selected."""
     file: str
-    """What is changed, relative to the root of the repository."""
+    """The changed file, relative to the root of the repository."""
     old: str
-    """Text that stands exactly once in the file."""
+    """Text that occurs exactly once in the file."""
     new: str
-    """What takes its place."""
+    """The replacement."""
     tests: tuple[str, ...]
-    """Files or node ids of pytest, of which one must fail."""
+    """Files or pytest node ids, one of which must fail."""
     subset: bool = False
-    """Whether the short run of CI has it."""
+    """Whether it is part of CI's short run."""
 
     def apply(self, source: str) -> str:
         """Return the source with the change."""
@@ -96,7 +96,7 @@ def _check_keys(
 
 
 def problems(mutants: Sequence[Mutant], root: Path) -> list[str]:
-    """Return a line for each mutant that does not fit the sources any more.
+    """Return a line for each mutant that no longer matches the sources.
 
     Args:
         mutants: The list.

@@ -1,12 +1,12 @@
-"""Runs tests against changed copies of the sources, each in a process of its own.
+"""Run tests against changed copies of the sources, each in a process of its own.
 
 ```
 parent: imports pytest, torch, ... once; copies the repository for each slot
   -> fork per run -> the sources of the slot's copy come first on the path -> pytest
 ```
-The working tree is only read, once: a run that is killed leaves it as it was, and work
-that goes on in it does not mix with the run. Processes that tests start find the same
-copy by PYTHONPATH.
+The working tree is only read, once: a killed run leaves it as it was, and work that
+continues in it does not affect the run. Processes started by tests find the same copy
+through PYTHONPATH.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _HEAVY = ("numpy", "pydantic", "torch", "torch.distributed.tensor", "ray",
           "transformers", "transformers.models.qwen2.modeling_qwen2",
           "transformers.models.qwen3.modeling_qwen3",
           "transformers.models.llama.modeling_llama")  # fmt: skip
-# Several run at a time, and a fork keeps no thread but one.
+# Several run at a time, and a fork keeps only one thread.
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _COPIED = ("packages", "tests", "pyproject.toml")
 _SHOWN_LINES = 25
@@ -45,7 +45,7 @@ _SHOWN_LINES = 25
 
 @dataclass(frozen=True)
 class Run:
-    """Tests, and the mutant that they run against; None for the sources as they are."""
+    """Tests and the mutant that they run against; None for the unchanged sources."""
 
     tests: tuple[str, ...]
     mutant: Mutant | None = None
@@ -53,11 +53,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a run."""
+    """The result of a run."""
 
     run: Run
     exit_code: int | None
-    """That of pytest; negative where a signal ended it; None where time was up."""
+    """pytest's exit code; negative after a signal; None after a timeout."""
     seconds: float
     output: str
 
@@ -69,7 +69,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """`passed` or `killed`; anything else says why there is neither."""
+        """`passed` or `killed`; any other text is the reason for no verdict."""
         code = self.exit_code
         named = {None: "time is up", 2: "the tests cannot be collected",
                  4: "the tests cannot be collected"}  # fmt: skip
@@ -79,7 +79,7 @@ class Outcome:
 
     @property
     def end_of_output(self) -> str:
-        """The last lines that pytest printed."""
+        """The last lines of pytest's output."""
         return "\n".join(self.output.splitlines()[-_SHOWN_LINES:])
 
 
@@ -92,7 +92,7 @@ def import_heavy() -> None:
     own = [name for name in sys.modules if name.split(".")[0] in _own_packages()]
     assert not own, f"imported before the fork, so never changed: {own}"
     ci = hypothesis.settings.get_profile("ci")
-    # One failing example is enough: no time is spent on a smaller one.
+    # One failing example is enough: no time is spent on shrinking it.
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", ci, phases=phases)
 
@@ -125,7 +125,7 @@ class Slot:
 
     @contextlib.contextmanager
     def changed(self, mutant: Mutant | None) -> Iterator[None]:
-        """Have the change in the copy for as long as the block runs."""
+        """Apply the change to the copy while the block runs."""
         if mutant is None:
             yield
             return
@@ -139,13 +139,13 @@ class Slot:
 
     def _write(self, target: Path, text: str) -> None:
         target.write_text(text)
-        # Byte code is known by the second and the size: never twice the same second.
+        # Byte code is keyed by second and size: never use the same second twice.
         self._changes += 1
         os.utime(target, (self._changes, self._changes))
 
 
 def _run_tests(slot: Slot, tests: Sequence[str]) -> None:
-    """Be the child: run the tests and end with pytest's exit code."""
+    """Run the tests in the child and exit with pytest's exit code."""
     os.setsid()
     with slot.log.open("wb") as log, open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)
@@ -159,7 +159,7 @@ def _run_tests(slot: Slot, tests: Sequence[str]) -> None:
     importlib.invalidate_caches()
     options = ["-x", "-q", "--tb=short", "-rfE", "-p", "no:cacheprovider", "--no-cov"]
     options += [f"--basetemp={slot.temporary}", "--hypothesis-profile=mutants"]
-    # What is imported before the fork is not rewritten, and is no test either.
+    # Modules imported before the fork are not rewritten, and are not tests either.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning", "--timeout=0"]
     code = pytest.main([*options, *tests])
     sys.stdout.flush()
@@ -168,7 +168,7 @@ def _run_tests(slot: Slot, tests: Sequence[str]) -> None:
 
 
 class _Active:
-    """A run that has begun."""
+    """A run in progress."""
 
     def __init__(self, slot: Slot, run: Run, timeout_s: float) -> None:
         self.slot, self._run = slot, run
@@ -183,7 +183,7 @@ class _Active:
         self.process.start()
 
     def finish(self) -> Outcome:
-        """Take what it left; what still lives of it is killed."""
+        """Collect its results; kill its remaining processes."""
         code = self.process.exitcode
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid or 0, signal.SIGKILL)
@@ -197,12 +197,12 @@ class _Active:
 def run_all(
     runs: Sequence[Run], slots: Sequence[Slot], timeout_s: float
 ) -> Iterator[Outcome]:
-    """Run them, as many at a time as there are slots; give each outcome at once.
+    """Run them, one per slot at a time; yield each outcome at once.
 
     Args:
         runs: What to run, in this order.
-        slots: Where.
-        timeout_s: How long one may take.
+        slots: Copies to run in.
+        timeout_s: Limit of one run.
     """
     free, left = list(slots), list(reversed(runs))
     active: list[_Active] = []

@@ -1,4 +1,4 @@
-"""The `rl` commands of the pages, run as a reader runs them.
+"""The `rl` commands of the pages, run as a reader would.
 
 ```
 pages -> commands -> rule of each -> folder with what the page assumes -> run, in order

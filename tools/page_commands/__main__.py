@@ -1,11 +1,11 @@
 """`nox -s commands`: run every `rl` command that the pages show.
 
-The commands of a page run in its order, in a folder of its own that holds what the page
-assumes. Each has a deadline; its exit code is checked, and that it shows no traceback
-and leaves no process. Logs lie in `.cache/commands`. `rules.py` says what is added.
+The commands of a page run in order, in a folder of its own with what the page assumes.
+Each has a deadline; it must exit with the right code, show no traceback and leave no
+process. Logs are in `.cache/commands`. `rules.py` defines additions.
 
 Usage: `nox -s commands`, `nox -s commands -- --only serve.md` (a regular expression,
-searched in `PAGE: COMMAND`; commands that need those before them need their page).
+searched in `PAGE: COMMAND`; commands that need earlier ones need their page).
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from tools.page_commands.rules import QUICKSTART_TO_STOP, Ending, Rule, rule_of
 
 LOGS = ROOT / ".cache" / "commands"
 ENVIRONMENTS = LOGS / "environments"
-"""Built environments of actors are kept: they take minutes."""
+"""Cache of built actor environments, which take minutes to build."""
 IN_ENVIRONMENT = r"rl env |backend=vllm|openenv|verifiers"
-"""Commands whose page has them; other pages find none, as on a new machine."""
+"""Commands whose page gets this cache; other pages find none, as on a new machine."""
 TERMINAL = f"{sys.executable} {Path(__file__).with_name('terminal.py')}"
 
 
@@ -48,7 +48,7 @@ def environment(home: Path) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("RL_", "RAY_"))}
     for name in ("COLUMNS", "NO_COLOR", "CI", "VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT"):
         kept.pop(name, None)
-    # Downloads and settings of the package tools stay the user's.
+    # Downloads and settings of package tools remain the user's.
     for name in (".cache/uv", ".config/uv", ".config/pip", ".pip"):
         source, link = Path.home() / name, home / name
         if source.exists():
@@ -58,7 +58,7 @@ def environment(home: Path) -> dict[str, str]:
         "HOME": str(home),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), kept["PATH"]]),
         "RL_ENV_ROOT": str(home / "environments"),
-        # A hub that nobody reaches is not waited for.
+        # Do not wait for an unreachable hub.
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
@@ -83,12 +83,12 @@ class Page:
         self._said: dict[str, str] = {}
 
     def start(self, line: str) -> ShellCommand:
-        """Start a command that goes on beside others."""
+        """Start a command that continues beside others."""
         self._beside.append(self._command(line, {}))
         return self._beside[-1]
 
     def run(self, line: str, deadline_s: float = START_S) -> str:
-        """Run a command to its end, and return what it says.
+        """Run a command to completion, and return its output.
 
         Raises:
             CommandError: It fails.
@@ -135,7 +135,7 @@ class Page:
         running.end(END_S, rule.exit_code)
 
     def close(self) -> None:
-        """End what runs beside the page."""
+        """Stop the processes beside the page."""
         for command in reversed(self._beside):
             command.press_ctrl_c()
             with suppress(CommandError):
@@ -162,7 +162,7 @@ def _filled(text: str, said: dict[str, str]) -> str:
 
 
 class Report:
-    """A line for each command, and what failed."""
+    """A line for each command, and the failures."""
 
     def __init__(self) -> None:
         self.num_run = 0
@@ -177,7 +177,7 @@ class Report:
         sys.stdout.flush()
 
     def end(self) -> int:
-        """Write the sum, and return the exit status."""
+        """Write the totals, and return the exit status."""
         took_s = time.monotonic() - self._began_s
         sys.stdout.write(
             f"{self.num_run} run, {len(self.failed)} of them failed, "
@@ -207,7 +207,7 @@ def make_runs(shell: Page, names: Sequence[str], report: Report) -> None:
 def run_page(
     page: Page, commands: list[PageCommand], made: Path, report: Report
 ) -> None:
-    """Run a page's commands in their order."""
+    """Run a page's commands in order."""
     try:
         for command in commands:
             rule = rule_of(command)
@@ -229,7 +229,7 @@ def run_page(
 
 
 def main() -> int:
-    """Run what the command line names."""
+    """Run the commands selected on the command line."""
     parser = argparse.ArgumentParser(
         prog="nox -s commands --",
         description=__doc__,
@@ -264,7 +264,7 @@ def _page_of(command: PageCommand) -> str:
 
 
 if __name__ == "__main__":
-    # Also where a shell began it in the background, which ignores Ctrl-C.
+    # Even if a shell started it in the background, which ignores Ctrl-C.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:

@@ -1,4 +1,4 @@
-"""What runs beside the commands of a page: a run to control, a server to ask."""
+"""Processes beside the commands of a page: a run to control, a server to query."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class Shell(Protocol):
     folder: Path
 
     def start(self, line: str) -> ShellCommand:
-        """Start a command that goes on beside others."""
+        """Start a command that continues beside others."""
 
     def run(self, line: str, deadline_s: float = START_S) -> str:
-        """Run a command to its end, and return what it says."""
+        """Run a command to completion, and return its output."""
 
 
 def run_in_progress(shell: Shell) -> dict[str, str]:
-    """Train until something stops it."""
+    """Train until stopped."""
     _train(shell, LONG)
     return {}
 
 
 def run_with_control(shell: Shell) -> dict[str, str]:
-    """Train a run that listens, for an operator's key."""
+    """Train a run that listens, with an operator's key."""
     made = shell.run("rl keys create --name trainer --role operator")
     key = re.search(r"rlk_\S+", made)
     if key is None:
@@ -57,7 +57,7 @@ def run_with_control(shell: Shell) -> dict[str, str]:
 
 
 def served_model(shell: Shell) -> dict[str, str]:
-    """Serve a model that answers chats, for the key in a file."""
+    """Serve a chat model, with the key in a file."""
     (shell.folder / "key.txt").write_text("secret\n")
     server = shell.start(
         "RL_API_KEY=secret rl serve path/to/model --name my-model --port 0"
@@ -66,9 +66,9 @@ def served_model(shell: Shell) -> dict[str, str]:
 
 
 def openenv_server(shell: Shell) -> dict[str, str]:
-    """Start the server that the page shows."""
+    """Start the server shown on the page."""
     said = shell.run('rl env build "rl-envs[openenv-server]" --json', 1_200)
-    # Progress comes before the list.
+    # Progress precedes the list.
     (built,) = json.loads(said.splitlines()[-1])
     port = free_port()
     python = Path(built["path"]) / "bin" / "python"
@@ -78,7 +78,7 @@ def openenv_server(shell: Shell) -> dict[str, str]:
 
 
 def shared_folder(shell: Shell) -> dict[str, str]:
-    """Make what trainer and server share, and the configuration that names it."""
+    """Create the folder that trainer and server share, and its configuration."""
     port = str(free_port())
     (shell.folder / "shared" / "run").mkdir(parents=True)
     shown = block("docs/guides/servers.md", "yaml")
@@ -105,7 +105,7 @@ def _listens(port: int) -> bool:
 
 
 def free_port() -> int:
-    """Return a port that nothing listens at."""
+    """Return an unused port."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
@@ -118,4 +118,4 @@ HELPERS: Mapping[str, tuple[str, Callable[[Shell], dict[str, str]]]] = {
     "docs/guides/openenv.md": ("address=", openenv_server),
     "docs/guides/servers.md": ("rl serve", shared_folder),
 }
-"""Before the first command of a page that a pattern is found in: what to start."""
+"""What to start before the first command of a page that matches a pattern."""

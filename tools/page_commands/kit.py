@@ -1,7 +1,7 @@
-"""What the pages assume: models, rows, files and runs, as a reader has them.
+"""The assumptions of the pages: a reader's models, rows, files and runs.
 
-Where a page shows a file it is taken from there. A page gets what its commands name,
-but not what they write.
+A file shown on a page is taken from there. A page gets the files that its commands
+name, except those that they write.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CHAT = (
 MODELS = ("model", "base", "path/to/model", "path/to/student", "path/to/teacher",
           "path/or/hub-name")  # fmt: skip
 NUM_ROWS = 600
-"""More than a step of any algorithm takes by its defaults."""
+"""More than one step of any algorithm with its defaults."""
 GRPO = "rl train grpo policy.model_name=path/to/model data.train=prompts.jsonl"
 SMALL = (
     "env.name=sorting policy.generation.max_new_tokens=8 grpo.num_prompts_per_step=8 "
@@ -60,7 +60,7 @@ MADE_BY_PAGE: Mapping[str, tuple[str, ...]] = {
     "docs/guides/recipes.md": ("mine.yaml",),
     "docs/guides/sharing.md": ("runs",),
 }
-"""What a page's own commands, or the helper beside them, write."""
+"""Files written by a page's own commands, or by the helper beside them."""
 
 
 def _rows(make: Callable[[int], dict[str, Any]], num_rows: int = NUM_ROWS) -> str:
@@ -68,7 +68,7 @@ def _rows(make: Callable[[int], dict[str, Any]], num_rows: int = NUM_ROWS) -> st
 
 
 def _row(number: int) -> dict[str, Any]:
-    # No prompt holds its answer: a check would find that it earns something.
+    # No prompt contains its answer: a check would find that it earns something.
     first = number + 100
     return {
         "prompt": f"{first}+5=",
@@ -89,7 +89,7 @@ def _pair(number: int) -> dict[str, Any]:
 
 
 def _problem(number: int) -> dict[str, Any]:
-    # "{number} + 2" would be a right answer, and a check would say so.
+    # "{number} + 2" would be a correct answer, and a check would find it.
     problem = f"Which number is two more than {number}?"
     return {"problem": problem, "answer": f"{number + 2}"}
 
@@ -142,7 +142,7 @@ gpus_per_node: 8
 """
 _DATA = "data: {train: rows.jsonl}\n"
 SORTING = "data: {train: prompts.jsonl}\nenv: {name: sorting}\n"
-"""What pages leave to the reader in files that they show."""
+"""Parts left to the reader in files that pages show."""
 RUN_FILE = f"policy: {{model_name: path/to/model}}\n{SORTING}"
 
 
@@ -177,7 +177,7 @@ def _files() -> dict[str, str]:
     }
 
 
-# Files that others need, and what pages need that do not name it.
+# Files needed by other files, and by pages that do not name them.
 _WITH: Mapping[str, tuple[str, ...]] = {
     "docs/guides/live-updates.md": ("path/to/model", "prompts.jsonl"),
     "docs/guides/sharing.md": ("path/to/model", "prompts.jsonl"),
@@ -223,7 +223,7 @@ def _named(commands: Iterable[PageCommand], names: Sequence[str]) -> list[str]:
 
 
 def needed_runs(page: str, commands: Sequence[PageCommand]) -> list[str]:
-    """Return the runs that a page assumes, of those in `RUNS`."""
+    """Return the runs in `RUNS` that a page assumes."""
     if "runs" in MADE_BY_PAGE.get(page, ()):
         return []
     return _named(commands, list(RUNS))

@@ -1,4 +1,4 @@
-"""The commands that the pages show, in the order in which a reader meets them."""
+"""The commands shown on the pages, in the order in which a reader meets them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class PageCommand:
     line: str
     """The command without its comment, on one line."""
     folder: str = "."
-    """Where the page has gone before it, from where its reader began."""
+    """The page's current folder at this point, relative to the reader's first one."""
     settings: tuple[tuple[str, str], ...] = ()
-    """Variables that the page has exported before it, with their values."""
+    """Variables that the page has exported before, with their values."""
 
     @property
     def title(self) -> str:
-        """Page and command, which patterns are searched in."""
+        """Page and command, in which patterns are searched."""
         return f"{self.page}: {self.line}"
 
 
@@ -67,11 +67,11 @@ def block(page: str, language: str, number: int = 0) -> str:
 
     Args:
         page: Path of the page in the repository.
-        language: What stands behind the backticks.
+        language: The word after the backticks.
         number: Which one of this language.
 
     Raises:
-        IndexError: It has not so many.
+        IndexError: There are fewer.
     """
     return _blocks((ROOT / page).read_text(), language)[number]
 

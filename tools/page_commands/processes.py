@@ -1,4 +1,4 @@
-"""Commands as a shell starts them: with a log, a deadline, and nothing left behind."""
+"""Commands as a shell starts them: with a log, a deadline, and full cleanup."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["CommandError", "ShellCommand", "kill_all"]
 
 MARK = "PAGE_COMMAND"
 END_S = 120.0
-"""Seconds between Ctrl-C and the end."""
+"""Seconds between Ctrl-C and exit."""
 GRACE_S = 20.0
-"""Seconds in which what a command has started ends after it."""
+"""Seconds within which its child processes exit after it."""
 POLL_S = 0.1
 
 
@@ -27,7 +27,7 @@ _running: set[ShellCommand] = set()
 
 
 def kill_all() -> None:
-    """Kill what still runs of all commands."""
+    """Kill the remaining processes of all commands."""
     for command in list(_running):
         command.kill()
 
@@ -40,8 +40,8 @@ class ShellCommand:
     """A command line in a session of its own.
 
     Args:
-        line: What is typed.
-        folder: Where.
+        line: The command line.
+        folder: Working directory.
         environment: All variables.
         log: File of its output.
     """
@@ -50,7 +50,7 @@ class ShellCommand:
         self, line: str, folder: Path, environment: Mapping[str, str], log: Path
     ) -> None:
         self._log = log
-        # Of Ray's processes those that leave the session are found by this.
+        # Identifies those of Ray's processes that leave the session.
         self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
         with log.open("a") as output:
             output.write(f"$ {line}\n")
@@ -69,14 +69,14 @@ class ShellCommand:
 
     @property
     def text(self) -> str:
-        """What it has written."""
+        """Its output so far."""
         return self._log.read_bytes()[self._begin :].decode(errors="replace")
 
     def wait_for(self, pattern: str, deadline_s: float) -> re.Match[str]:
-        """Wait until it has written something.
+        """Wait for a text in its output.
 
         Raises:
-            CommandError: It has not in time, or has ended.
+            CommandError: It did not appear in time, or the command has exited.
         """
         self.wait_until(
             lambda: re.search(pattern, self.text) is not None, pattern, deadline_s
@@ -88,10 +88,10 @@ class ShellCommand:
     def wait_until(
         self, is_so: Callable[[], bool], what: str, deadline_s: float
     ) -> None:
-        """Wait for a condition while it runs.
+        """Wait for a condition while the command runs.
 
         Raises:
-            CommandError: It is not so in time, or the command has ended.
+            CommandError: It did not hold in time, or the command has exited.
         """
         until_s = time.monotonic() + deadline_s
         while not is_so():
@@ -108,11 +108,11 @@ class ShellCommand:
             os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self, deadline_s: float, exit_code: int) -> None:
-        """Wait for its end.
+        """Wait for its exit.
 
         Raises:
-            CommandError: It does not end in time, ends otherwise, shows a traceback or
-                leaves a process.
+            CommandError: It does not exit in time or with the right code, shows a
+                traceback or leaves a process.
         """
         try:
             code = self.process.wait(deadline_s)
@@ -129,7 +129,7 @@ class ShellCommand:
             raise CommandError(f"leaves {', '.join(left)}")
 
     def kill(self) -> None:
-        """Kill it and all that it has started."""
+        """Kill it and all its child processes."""
         for process in self._processes():
             with suppress(psutil.Error):
                 process.kill()
@@ -137,7 +137,7 @@ class ShellCommand:
         _running.discard(self)
 
     def _wait_for_the_rest(self) -> list[str]:
-        """Return the names of processes that do not end by themselves."""
+        """Return the names of processes that do not exit by themselves."""
         until_s = time.monotonic() + GRACE_S
         while (found := self._processes()) and time.monotonic() < until_s:
             time.sleep(POLL_S)

@@ -1,8 +1,8 @@
-"""How each command of the pages is tried: as it stands, but for what is written here.
+"""How each command of the pages is tried: verbatim, except for the rules here.
 
-Exactly one rule matches a command. A rule may add words behind the command (a run of
-one step), put an address of this machine in the place of another, and say how the
-command ends: by itself, or by Ctrl-C once it has said an address.
+Exactly one rule matches a command. A rule may append words to the command (a run of one
+step), replace an address by one of this machine, and define how the command ends: by
+itself, or by Ctrl-C once it has printed an address.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["QUICKSTART_TO_STOP", "RULES", "Ending", "Rule", "rule_of"]
 
 
 class Ending(Enum):
-    """What ends a command."""
+    """How a command ends."""
 
     ITSELF = "itself"
-    """It has done what it is for."""
+    """It finishes its work."""
     CTRL_C = "ctrl-c"
-    """It serves or shows: it gets Ctrl-C after what it says first, an address."""
+    """It serves or shows something: it gets Ctrl-C once it has printed an address."""
     PAGE = "page"
-    """It serves the commands after it: it gets Ctrl-C after the last of the page."""
+    """It serves the following commands: it gets Ctrl-C after the page's last one."""
 
 
 @dataclass(frozen=True)
@@ -33,30 +33,30 @@ class Rule:
     """How the commands that match a pattern are tried."""
 
     pattern: str
-    """Regular expression that is searched in `PAGE: COMMAND`."""
+    """Regular expression searched in `PAGE: COMMAND`."""
     add: str = ""
-    """Words behind the command."""
+    """Words appended to the command."""
     replace: tuple[tuple[str, str], ...] = ()
-    """What stands in the place of what: `{name}` is what the page's helper has said."""
+    """Replacements: `{name}` is what the page's helper has printed."""
     settings: tuple[tuple[str, str], ...] = ()
     """Variables, beside those that the page exports."""
     ending: Ending = Ending.ITSELF
     says: str = r"https?://[\w.]+:\d+"
-    """What it has written before Ctrl-C."""
+    """Output that precedes Ctrl-C."""
     exit_code: int = 0
-    """The code that it ends with."""
+    """Its exit code."""
     typed: str = ""
-    """What is typed, in the form of printf; then the input is at its end."""
+    """Its input, in printf's format, followed by the end of input."""
     in_terminal: bool = False
-    """Whether it needs a terminal to write to."""
+    """Whether it needs a terminal for its output."""
     interrupted: bool = False
-    """Whether it needs a run that Ctrl-C has ended, and no other."""
+    """Whether it needs a run that was ended by Ctrl-C, and no other."""
     deadline_s: float = 240.0
-    """Seconds that it may take."""
+    """Time limit in seconds."""
     is_quick: bool = False
-    """Whether it needs neither workers nor weights: a test runs it in its process."""
+    """Whether it needs neither workers nor weights: a test runs it in-process."""
     left_out: str = ""
-    """Why it cannot be run here; empty: it is run."""
+    """Why it cannot be run here; empty if it is run."""
 
 
 GRPO = "grpo.max_num_steps=1 policy.generation.max_new_tokens=4"
@@ -68,8 +68,8 @@ QUICKSTART_TO_STOP = (
     "rl train quickstart stages.warmup.sft.max_num_steps=3 "
     f"stages.grpo.grpo.max_num_steps=40 {VALIDATION}"
 )
-"""A run that goes on long enough to be interrupted."""
-# The sizes of a recipe, its model and its data, and nothing else.
+"""A run long enough to be interrupted."""
+# Only the sizes of a recipe, its model and its data.
 SHORT_RECIPE = (
     "policy.model_name={kit}/model policy.precision=float32 "
     "policy.max_total_sequence_length=384 policy.train_global_batch_size=8 "
@@ -102,7 +102,7 @@ def _staged(keys: str, stage: str = "grpo") -> str:
 GSM8K_TRAIN = _staged(GSM8K + "data.train.path={kit}/data/my-gsm8k")
 
 
-# "port 0": another program here may have the usual one.
+# "port 0": the usual one may be in use here.
 ANY_PORT = "--port 0"
 TRAINER = (("https://trainer:9500", "{address}"),)
 OPERATOR = (("RL_KEY", "{key}"),)
@@ -112,9 +112,9 @@ QUICK_COMMANDS = (
 )
 
 RULES: Sequence[Rule] = (
-    # Training. Only the number of steps and the length of answers are made small.
+    # Training. Only the number of steps and the answer length are reduced.
     Rule(r": rl train (grpo|drgrpo|gspo|cispo|rloo|reinforce\+\+) policy", GRPO),
-    # A model that knows nothing earns nothing, so that no group would differ.
+    # An untrained model earns nothing, so no group would have variance.
     Rule(r": rl train dapo policy", f"{GRPO} env.settings.credit=random"),
     Rule(r": rl train ppo ",
          "ppo.max_num_steps=1 policy.generation.max_new_tokens=4"),
@@ -156,7 +156,7 @@ RULES: Sequence[Rule] = (
     # Environments of RL.
     Rule(r": rl envs check (?!openenv)"),
     Rule(r": rl envs check openenv", replace=(("http://127.0.0.1:8000", "{address}"),)),
-    # Nobody answers: the input is at its end.
+    # There is no answer: the input is at its end.
     Rule(r": rl envs play "),
     Rule(r": rl envs run .*--model path/to/model", "--max-new-tokens 8"),
     Rule(r": rl envs run .*--address",
@@ -164,7 +164,7 @@ RULES: Sequence[Rule] = (
     # Environments of actors.
     Rule(r": rl env (build|check) ", deadline_s=1_200),
     Rule(r": rl env (list|prune)"),
-    # What takes a second.
+    # Commands that take a second.
     Rule(r": rl doctor"),
     # Enter answers a question with its default.
     Rule(r": rl init my-run$", typed="\\n" * 5, in_terminal=True),
@@ -178,7 +178,7 @@ def rule_of(command: PageCommand) -> Rule:
     """Return the rule of a command.
 
     Raises:
-        ValueError: None matches, or several do.
+        ValueError: No rule matches, or several do.
     """
     found = [rule for rule in RULES if re.search(rule.pattern, command.title)]
     if len(found) != 1:

@@ -1,4 +1,4 @@
-"""Runs a command in a terminal that types what it reads, and Ctrl-C when interrupted.
+"""Run a command in a terminal that types its input, and Ctrl-C when interrupted.
 
 `printf '\\n' | python -m tools.page_commands.terminal rl init my-run`
 """
@@ -14,7 +14,7 @@ CTRL_C = b"\x03"
 
 
 def main() -> int:
-    """Run the command that the arguments are, and return its exit code."""
+    """Run the command given by the arguments, and return its exit code."""
     screens: list[int] = []
 
     def read(screen: int) -> bytes:

@@ -1,8 +1,8 @@
 """`nox -s simulate`: run the schedule of asynchronous training in simulated worlds.
 
-First seeded worlds with all kinds of faults, in each of which every invariant must hold
-at every event. Then the known defects, one by one: each must be found within a number
-of seeds. A world that fails is made smaller and told as a story.
+First seeded worlds with all kinds of faults, in which every invariant must hold at
+every event. Then the known defects, one by one: each must be found within a number of
+seeds. A failing world is shrunk and narrated.
 
 Usage: `nox -s simulate`, `nox -s simulate -- --schedules 100000`,
 `nox -s simulate -- --seed 17`, `nox -s simulate -- --defect NAME`.
@@ -93,7 +93,7 @@ def find(defect: Defect, *, tells: bool) -> bool:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Do what the command line asks for; return the exit code."""
+    """Run the command line's request; return the exit code."""
     options = parse(arguments)
     chosen = [d for d in DEFECTS if d.name == options.defect]
     if options.defect is not None and not chosen:

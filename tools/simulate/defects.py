@@ -1,7 +1,7 @@
-"""Defects that schedules of this kind have had, as changes of the production parts.
+"""Defects of earlier schedules of this kind, as changes of production code.
 
-Each must be found by the simulator. `Defect.planted()` changes the parts for as long as
-a block runs.
+Each must be found by the simulator. `Defect.planted()` applies the changes while a
+block runs.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ from rl_algorithms.asynchronous.workers import TRAINER, WorkerPhase, Workforce
 __all__ = ["DEFECTS", "Defect"]
 
 Patch = tuple[Any, str, Any]
-"""Object, name of its attribute, and what takes its place."""
+"""Object, name of its attribute, and the replacement."""
 
 
 @dataclass(frozen=True)
 class Defect:
-    """A mistake in the production parts."""
+    """A defect in production code."""
 
     name: str
     story: str
-    """What goes wrong by it."""
+    """Its consequence."""
     patches: Callable[[], list[Patch]]
     is_covering: bool = False
-    """Whether the short run of CI has it."""
+    """Whether it is part of CI's short run."""
 
     @contextmanager
     def planted(self) -> Iterator[None]:
-        """Have the mistake for as long as the block runs."""
+        """Apply the defect while the block runs."""
         with ExitStack() as stack:
             for target, name, replacement in self.patches():
                 stack.enter_context(patch.object(target, name, replacement))

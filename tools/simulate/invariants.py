@@ -1,7 +1,7 @@
-"""`Ledger`: what must hold at each event, by books of its own.
+"""`Ledger`: the invariants at each event, from independent bookkeeping.
 
-It sees the actions, what really happens in the simulated workers, and which messages
-the schedule gets. It never looks into the schedule.
+It sees the actions, what actually happens in the simulated workers, and the messages to
+the schedule. It never looks inside the schedule.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _MARGIN_S = 1e-6
 
 
 class ViolationError(Exception):
-    """Something that must hold does not.
+    """An invariant does not hold.
 
     Args:
-        rule: Short name of what must hold.
+        rule: Short name of the invariant.
         detail: What was found.
     """
 
@@ -39,20 +39,20 @@ class ViolationError(Exception):
 
 @dataclass
 class Books:
-    """What is true of the prompts in the life of the weights that count."""
+    """The state of the prompts in the history of the current weights."""
 
     trained: dict[int, int] = field(default_factory=dict)
-    """The step of each prompt that was trained on."""
+    """The training step of each prompt."""
     dropped: dict[int, str] = field(default_factory=dict)
-    """The reason of each prompt that was dropped."""
+    """The reason why each prompt was dropped."""
     live: set[int] = field(default_factory=set)
-    """Prompts that are sampled, wait or are in training."""
+    """Prompts that are being sampled, waiting or in training."""
     tries: dict[tuple[int, int], int] = field(default_factory=dict)
     """Failures of each answer, by prompt and sample."""
     seeds: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Failures of each answer that ask for another seed."""
+    """Failures of each answer that require another seed."""
     step: int = 0
-    """Steps done."""
+    """Number of completed steps."""
 
 
 class Ledger:
@@ -72,11 +72,11 @@ class Ledger:
         self._resumed_with = 0
         self._seeds_before: dict[tuple[int, int], int] = {}
         self.resumed = -1
-        """How often the run went back to a checkpoint: each may count as a try."""
+        """How often the run went back to a checkpoint; each may count as an attempt."""
         self.begin_life(scenario.settings())
 
     def begin_life(self, settings: ScheduleSettings) -> None:
-        """Forget what no new driver can know."""
+        """Forget what a new driver cannot know."""
         self.settings = settings
         self.due: dict[tuple[Any, ...], float] = {}
         self.confirmed: dict[Worker, tuple[int, int]] = {}
@@ -91,13 +91,13 @@ class Ledger:
         self.asked: dict[int, float] = {}
         self.heard: dict[Worker, float] = {}
         self.lineage: dict[int, set[int]] = {}
-        """Trainers that had the weights of each version, of those that count."""
+        """Trainers that had the weights of each version, in the current history."""
         self.restored: set[int] = set()
-        """Rows of checkpoints that the run went back to."""
+        """Rows of the checkpoints that the run went back to."""
         self.is_going_back = False
-        """Whether a trainer is just back, and what is kept is being chosen."""
+        """Whether a trainer has just returned, and kept answers are being selected."""
         self.suspects: set[Worker] = set()
-        """Workers with overdue work that have said nothing since they got it."""
+        """Workers with overdue work that have been silent since they got it."""
 
     # --- actions ----------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class Ledger:
         processes: Mapping[Worker, Process],
         rows: Mapping[int, Rows],
     ) -> None:
-        """Check an action before it is carried out."""
+        """Check an action before its execution."""
         match action:
             case act.StopWorker(worker=worker):
                 self._check_stop(action, now_s, processes[worker])
@@ -141,7 +141,7 @@ class Ledger:
                 self._check_fail(reason)
 
     def _check_discard(self, task: int, rows: Mapping[int, Rows]) -> None:
-        """Fail where the loss of a trainer costs an answer of weights that exist."""
+        """Fail if losing the trainer costs an answer of weights that still exist."""
         if not self.is_going_back or task in self.restored or task not in rows:
             return
         row = rows[task]
@@ -151,7 +151,7 @@ class Ledger:
             _fail("what still counts is kept", f"an answer to prompt {row.prompt}")
 
     def _exists(self, row: Rows) -> bool:
-        """Return whether weights of those that count have sampled all tokens."""
+        """Return whether weights of the current history have sampled all tokens."""
         return all(
             trainer in self.lineage.get(version, ())
             for trainer, version in (row.oldest, row.newest)
@@ -208,7 +208,7 @@ class Ledger:
         self.sent.pop(worker, None)
         if worker == TRAINER:
             self.training, self.newest = None, None
-            # Its weights are withdrawn, so nobody waits for their confirmation.
+            # Its weights are withdrawn, so nothing waits for their confirmation.
             for key in [key for key in self.due if key[0] == "load"]:
                 del self.due[key]
 
@@ -272,7 +272,7 @@ class Ledger:
         self.due["answer", worker, action.task] = now_s + self.settings.limits.answer_s
 
     def _check_use(self, number: int) -> None:
-        """Fail where a prompt is begun that no step of the run can train on."""
+        """Fail if a prompt is started that no step of the run can train on."""
         limit, books = self.settings.max_num_steps, self.books
         if limit is None:
             return
@@ -460,7 +460,7 @@ class Ledger:
     # --- events -----------------------------------------------------------------------
 
     def note(self, event: ev.Event, process: Process, rows: Mapping[int, Rows]) -> None:
-        """Take note of a message that a present incarnation has sent."""
+        """Record a message sent by a current incarnation."""
         self.heard[process.worker] = event.at_s
         match event:
             case ev.WorkerReady(worker=worker):
@@ -482,7 +482,7 @@ class Ledger:
                     self.due.pop(("load", worker), None)
             case ev.Answered() | ev.AnswerFailed() | ev.Scored() | ev.ScoreFailed():
                 self._note_seed(event, rows)
-                # A score that is not waited for any more is no result.
+                # A score that is no longer awaited is not a result.
                 if event.task in self.scoring:
                     self._credit_score(event)
                 self._end_task(event.task)
@@ -496,7 +496,7 @@ class Ledger:
             self.restarts.pop(event.worker, None)
 
     def _note_seed(self, event: ev.Event, rows: Mapping[int, Rows]) -> None:
-        """Expect another seed where an environment could not score an answer."""
+        """Expect another seed if an environment could not score an answer."""
         unscored = isinstance(event, ev.Scored) and not isfinite(event.reward)
         if not unscored and not isinstance(event, ev.ScoreFailed):
             return
@@ -523,7 +523,7 @@ class Ledger:
             self.restarts.pop(TRAINER, None)
 
     def credit(self, event: ev.Event, rows: Mapping[int, Rows]) -> None:
-        """Begin the count of a worker's failures again after a result of use."""
+        """Reset the count of a worker's failures after a useful result."""
         if isinstance(event, ev.Answered) and event.task in rows:
             self.restarts.pop(event.worker, None)
 
@@ -554,7 +554,7 @@ class Ledger:
         self._check_idle(processes)
 
     def _check_idle(self, processes: Mapping[Worker, Process]) -> None:
-        """Fail where a generator has nothing to do though a prompt could be begun."""
+        """Fail if a generator is idle although a prompt could be started."""
         books, settings = self.books, self.settings
         if self.newest is None or self.is_stopping:
             return
@@ -584,7 +584,7 @@ class Ledger:
     # --- checkpoints ------------------------------------------------------------------
 
     def snapshot(self, rows: Mapping[int, Rows], state: Mapping[str, Any]) -> Any:
-        """Return what a checkpoint that is begun now stands for."""
+        """Return the contents of a checkpoint started now."""
         named = {
             answer["rows"]
             for entry in state["groups"]
@@ -598,7 +598,7 @@ class Ledger:
     def go_back(
         self, snapshot: tuple[Books, dict[int, Rows]] | None
     ) -> dict[int, Rows]:
-        """Go back to a checkpoint, or to the beginning; return its rows."""
+        """Go back to a checkpoint, or to the start; return its rows."""
         self._seeds_before = self.books.seeds
         if snapshot is None:
             self.books, rows = Books(), {}
@@ -612,7 +612,7 @@ class Ledger:
         return rows
 
     def _note_kept(self, rows: Mapping[int, Rows]) -> None:
-        """Count what was not given up as a trainer went back to a checkpoint."""
+        """Count what was kept when a trainer went back to a checkpoint."""
         self.is_going_back = False
         kept = {
             (row.prompt, row.sample)

@@ -1,4 +1,4 @@
-"""Simulated workers: what really happens in them, whatever the schedule believes."""
+"""Simulated workers: what actually happens in them, whatever the schedule believes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Weights = tuple[int, int]
 
 @dataclass(slots=True)
 class Rows:
-    """What a sampling task has made, as the driver would keep it."""
+    """The output of a sampling task, as the driver would keep it."""
 
     prompt: int
     sample: int
@@ -26,16 +26,16 @@ class Rows:
 
 @dataclass(slots=True)
 class Process:
-    """A process that fills the place of a worker for a time."""
+    """A process in the role of a worker for some time."""
 
     worker: Worker
     incarnation: int
     is_silent: bool = False
     """It is dead or hangs: it does nothing any more."""
     weights: Weights | None = None
-    """What a generator really samples with; of the trainer: what it has."""
+    """The actual weights of a generator, or of the trainer."""
     loads: list[Weights] = field(default_factory=list)
-    """What a generator is loading."""
+    """The weights that a generator is loading."""
     loads_until_s: float = 0.0
     """When it will have loaded all of them, one after the other."""
     slowness: float = 1.0
@@ -46,7 +46,7 @@ class Process:
     old: int = 0
     raises: int = 0
     lies: bool = False
-    """It confirms weights that it has not loaded; its answers show what it has."""
+    """It confirms weights that it has not loaded; its answers show the actual ones."""
     has_failed: bool = False
     """Whether the schedule was told that it has failed."""
 
@@ -54,9 +54,9 @@ class Process:
         """Return how long a piece of work takes.
 
         Args:
-            rng: Where chance comes from.
-            low_s: The least.
-            mean_s: What it takes more on average; now and then ten times that.
+            rng: Source of randomness.
+            low_s: Minimum.
+            mean_s: Mean of the excess; occasionally ten times as much.
         """
         factor = 1.0
         if self.slow_left:
@@ -71,7 +71,7 @@ class Process:
         return not (self.is_silent or self.lies)
 
     def use(self, name: str) -> bool:
-        """Return whether a fault of this name is left, and use it up."""
+        """Return whether a fault of this name is left, and consume it."""
         left = getattr(self, name)
         if left:
             setattr(self, name, left - 1)

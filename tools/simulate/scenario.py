@@ -1,7 +1,7 @@
-"""`Scenario`: the shape of a simulated run, and what goes wrong in it.
+"""`Scenario`: the shape of a simulated run, and its faults.
 
-A scenario follows from its seed alone. Its faults are listed and not drawn on the way,
-so that a failing one can be made smaller.
+A scenario is determined by its seed. Its faults are listed, not drawn during the run,
+so that a failing one can be shrunk.
 """
 
 from __future__ import annotations
@@ -68,26 +68,26 @@ LIMITS = WaitLimits(
     load_s=20.0,
     step_s=60.0,
     save_s=60.0,
-    # Far more than anything takes that may happen: it must never be what ends a run.
+    # Far longer than anything may take: it must never be what ends a run.
     progress_s=20_000.0,
 )
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong."""
+    """A fault."""
 
     at_s: float
     kind: FaultKind
     worker: Worker | None = None
-    """Whom it strikes; None: the driver, or a prompt."""
+    """The worker affected; None: the driver, or a prompt."""
     number: int = 0
-    """The prompt that is poison, the step that fails, the strength of a slowness, or
-    the lower `max_staleness` with which a killed driver is resumed, plus one."""
+    """The poisoned prompt, the failing step, the strength of a slow-down, or the lower
+    `max_staleness` with which a killed driver is resumed, plus one."""
     per_step: int = 0
     """Prompts per step with which a killed driver is resumed; 0: as before."""
     others: tuple[Worker, ...] = ()
-    """Further workers on the same node."""
+    """Other workers on the same node."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Scenario:
     weight_updates: WeightUpdates = "between_answers"
     max_groups: int | None = None
     places: int = 4
-    """Answers that a generator, or an environment, has under way at a time."""
+    """Number of answers that a generator, or an environment, handles at a time."""
     checkpoint_period: int | None = 2
     faults: tuple[Fault, ...] = field(default=())
 
@@ -116,7 +116,7 @@ class Scenario:
         return self.prompts_per_epoch * self.num_epochs
 
     def settings(self, resumed: Fault | None = None) -> ScheduleSettings:
-        """Return what the schedule goes by.
+        """Return the settings of the schedule.
 
         Args:
             resumed: The kill after which the run is resumed with other settings.
@@ -147,7 +147,7 @@ class Scenario:
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """All workers but the trainer."""
+        """All workers except the trainer."""
         return (
             *(Worker("generator", rank) for rank in range(self.num_generators)),
             *(Worker("environment", rank) for rank in range(self.num_environments)),
@@ -177,7 +177,7 @@ def draw_scenario(seed: int) -> Scenario:
         places=rng.randint(1, 4),
         checkpoint_period=rng.choice((None, 1, 2, 3)),
     )
-    # About what a run without faults takes, so that faults strike all parts of it.
+    # About the duration of a fault-free run, so that faults strike all parts of it.
     length_s = 15.0 + 9.0 * scenario.num_prompts / per_step
     num_faults = rng.choice((0, 1, 2, 3, 4, 6, 9))
     faults = [_draw_fault(rng, scenario, length_s) for _ in range(num_faults)]
@@ -194,7 +194,7 @@ def _when(fault: Fault) -> float:
 def _on_one_worker(
     rng: random.Random, scenario: Scenario, faults: list[Fault]
 ) -> list[Fault]:
-    """Return deaths of one worker in place of faults of many."""
+    """Return deaths of one worker instead of faults of many."""
     worker = rng.choice((*scenario.workers, TRAINER))
     return [Fault(fault.at_s, "dies", worker) for fault in faults]
 

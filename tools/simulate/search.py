@@ -1,4 +1,4 @@
-"""Looks for a scenario in which something does not hold."""
+"""Search for a scenario that violates an invariant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["first_failure"]
 
 
 def first_failure(seeds: Iterable[int]) -> Outcome | None:
-    """Return the run of the first seed in which something does not hold, if any."""
+    """Return the run of the first seed that violates an invariant, if any."""
     for seed in seeds:
         outcome = simulate(draw_scenario(seed))
         if outcome.violation is not None:

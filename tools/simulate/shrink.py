@@ -1,4 +1,4 @@
-"""Makes a failing scenario smaller, as long as the same thing does not hold."""
+"""Shrink a failing scenario while the same invariant is violated."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _LEAST = {
 
 
 def shrink(outcome: Outcome) -> Outcome:
-    """Return the smallest failing run that was found on the way down from one.
+    """Return the smallest failing run found by shrinking one.
 
     Args:
-        outcome: A run in which something did not hold.
+        outcome: A run that violated an invariant.
     """
     assert outcome.violation is not None
     rule, best = outcome.violation.rule, outcome
@@ -49,7 +49,7 @@ def shrink(outcome: Outcome) -> Outcome:
 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
-    """Yield scenarios with less in them, those with much less first."""
+    """Yield smaller scenarios, the much smaller ones first."""
     yield from _with_fewer_faults(scenario)
     yield from _with_smaller_numbers(scenario)
     yield from _with_earlier_faults(scenario)
@@ -74,7 +74,7 @@ def _with_smaller_numbers(scenario: Scenario) -> Iterator[Scenario]:
         for lower in dict.fromkeys((least, (value + least) // 2, value - 1)):
             if least <= lower < value:
                 smaller = _with(scenario, name, lower)
-                # A shorter run may be over before its faults strike.
+                # A shorter run may end before its faults strike.
                 for part in (lower / value, 1.0):
                     yield replace(smaller, faults=_earlier(smaller.faults, part))
 
@@ -93,7 +93,7 @@ def _earlier(faults: tuple[Fault, ...], part: float) -> tuple[Fault, ...]:
 
 
 def _with(scenario: Scenario, name: str, value: int) -> Scenario:
-    """Return a scenario with another number, without faults of what is gone."""
+    """Return a scenario with another number, without faults of removed parts."""
     changed = replace(scenario, **{name: value})
     if changed.max_groups is not None:
         limit = max(changed.max_groups, changed.num_prompts_per_step)

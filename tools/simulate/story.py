@@ -1,4 +1,4 @@
-"""What happens in a simulated run, in sentences."""
+"""Sentences that describe a simulated run."""
 
 from __future__ import annotations
 

@@ -5,8 +5,8 @@ heap of (time, number, what) ─> message ─> Schedule.on ─> actions ─> new
                                     │                        │
                                     └──────> Ledger <────────┘      story, if wanted
 ```
-All chance comes from one generator that is seeded by the scenario, so a run is the same
-each time.
+All randomness comes from one generator seeded by the scenario, so runs are
+reproducible.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ __all__ = ["Outcome", "World", "simulate"]
 
 _NET_S = 0.02
 _MAX_EVENTS = 20_000
-# Faults strike in whatever life of the driver.
+# Faults strike in any life of the driver.
 _ALWAYS = -1
 _SILENT = ("dies", "noticed_late", "vanishes", "hangs", "node_lost")
 
 
 @dataclass
 class Outcome:
-    """What came of a simulated run."""
+    """The result of a simulated run."""
 
     scenario: Scenario
     violation: ViolationError | None = None
@@ -94,7 +94,7 @@ class World:
         self._at(self._now_s + delay_s, what)
 
     def run(self) -> Outcome:
-        """Run to the end, or to the first thing that does not hold."""
+        """Run to the end, or to the first violation."""
         try:
             while self.outcome.end is None:
                 self._next()
@@ -131,7 +131,7 @@ class World:
         settings = self.scenario.settings(resumed)
         self._schedule = Schedule(settings)
         self.processes: dict[Worker, Process] = {}
-        # The checkpoint may hold now what was sampled for other settings.
+        # The checkpoint may now hold answers sampled under other settings.
         self.ledger.may_drop_stale |= settings != self.ledger.settings
         self.ledger.begin_life(settings)
         state = None
@@ -242,17 +242,17 @@ class World:
     def _send(
         self, process: Process, delay_s: float, make: Callable[[float], ev.Event]
     ) -> None:
-        """Have a process say something later, unless it is silent by then."""
+        """Deliver a message from a process later, unless it is silent by then."""
 
         def say() -> None:
             if not process.is_silent:
-                # What is on its way arrives, whatever becomes of its sender.
+                # Messages in flight arrive, whatever happens to their sender.
                 self._after(_NET_S, lambda: self._deliver(make(self._now_s)))
 
         self._after(delay_s, say)
 
     def _fails(self, process: Process, reason: str, delay_s: float) -> None:
-        """Have a failure noticed."""
+        """Report a failure."""
         worker, incarnation = process.worker, process.incarnation
 
         def notice() -> None:
@@ -312,7 +312,7 @@ class World:
             return
         oldest, newest = sorted((begun, process.weights))
         for _ in range(1 + process.use("twice")):
-            # It arrives at the driver, which keeps it unless it is told otherwise.
+            # It reaches the driver, which keeps it unless told otherwise.
             self._arrives(action, oldest, newest)
 
     def _arrives(self, action: act.Sample, oldest: Weights, newest: Weights) -> None:
@@ -433,5 +433,5 @@ class World:
 
 
 def simulate(scenario: Scenario, *, tells: bool = False) -> Outcome:
-    """Run a scenario; the outcome says what did not hold, if anything."""
+    """Run a scenario; the outcome names the violated invariant, if any."""
     return World(scenario, tells=tells).run()

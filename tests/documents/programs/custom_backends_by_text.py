@@ -1,4 +1,4 @@
-"""Both backends of one's own: answers are texts, and there are no log-probs."""
+"""Two custom backends: answers are text, and there are no log-probs."""
 
 import sys
 

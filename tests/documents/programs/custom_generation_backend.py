@@ -1,4 +1,4 @@
-"""A generation backend of one's own: four methods, registered, chosen by its name."""
+"""A custom generation backend: four methods, registered, selected by name."""
 
 import sys
 
@@ -15,7 +15,7 @@ from rl_models import (
 
 @register_generation_backend("custom")
 class CustomGenerationBackend(GenerationBackend):
-    """Samples one prompt after the other, by transformers alone."""
+    """Samples one prompt after the other, with transformers alone."""
 
     def setup(self, config):
         self.model = AutoModelForCausalLM.from_pretrained(config["model_name"])
@@ -43,7 +43,7 @@ class CustomGenerationBackend(GenerationBackend):
         return {"token_ids": ids[start:], "logprobs": logprobs}
 
     def update_weights(self, state_dict):
-        self.model.load_state_dict(state_dict, strict=False)  # tied ones come once
+        self.model.load_state_dict(state_dict, strict=False)  # tied weights come once
 
     def shutdown(self):
         pass

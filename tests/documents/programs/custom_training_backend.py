@@ -1,4 +1,4 @@
-"""A training backend of one's own: six methods, registered, chosen by its name."""
+"""A custom training backend: six methods, registered, selected by name."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from rl_models import TrainingBackend, get_training_backend, register_training_b
 
 @register_training_backend("custom")
 class CustomTrainingBackend(TrainingBackend):
-    """Guesses each token from the one before it."""
+    """Predicts each token from the previous one."""
 
     def setup(self, config):
         model = json.loads(Path(config["model_name"], "config.json").read_text())

@@ -1,4 +1,4 @@
-"""Both backends by their whole protocols, on two ranks; they inherit from nothing."""
+"""Two backends with their full protocols, on two ranks; they inherit from nothing."""
 
 import copy
 import os
@@ -45,7 +45,7 @@ class DataParallelBackend:
         return tensor
 
     def _logprobs(self, model, batch):
-        ids = batch["input_ids"]  # padded on the right, so that no mask is needed
+        ids = batch["input_ids"]  # right-padded, so no mask is needed
         scores = model(input_ids=ids).logits[:, :-1].float().log_softmax(-1)
         return scores.gather(-1, ids[:, 1:, None])[..., 0]
 
@@ -87,7 +87,7 @@ class DataParallelBackend:
             part = batch.slice(start, min(start + micro_batch_size, batch.size))
             with torch.set_grad_enabled(not eval_mode):
                 logprobs = self._logprobs(self.model, part)
-                # A log-prob that is not trained on has no part in a step.
+                # A log-prob that is not trained on has no effect on a step.
                 logprobs = torch.where(part["token_mask"][:, 1:] != 0, logprobs, 0.0)
                 loss, own = loss_fn(
                     part, num_rows, num_tokens, next_token_logprobs=logprobs
@@ -136,7 +136,7 @@ class DataParallelBackend:
             self.model.load_state_dict(saved.state_dict())
 
     def export_weights(self, precision):
-        for name, value in self.model.named_parameters():  # tied ones come once
+        for name, value in self.model.named_parameters():  # tied weights come once
             yield name, value.detach()
 
     def weight_specs(self):
@@ -149,7 +149,7 @@ class DataParallelBackend:
 
 @register_generation_backend("one-by-one")
 class OneByOneBackend:
-    """Samples one row after the other, by transformers alone."""
+    """Samples one row after the other, with transformers alone."""
 
     @staticmethod
     def check_config(config, *, on_gpu):

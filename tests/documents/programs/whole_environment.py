@@ -1,4 +1,4 @@
-"""A whole environment, as the guide to extensions has it, in a run of GRPO."""
+"""A complete environment, as in the guide to extensions, in a GRPO run."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The loop of the documentation as it stands there, with vLLM and mathematics."""
+"""The loop in the documentation verbatim, with vLLM and mathematics."""
 
 import sys
 
