@@ -22,7 +22,7 @@ def wait_for_file(path):
 
 
 class Sample:
-    """Records its arguments and answers in all the ways that a worker can."""
+    """Records its arguments and returns in all the ways that a worker can."""
 
     def __init__(self, base=0, *, label="sample"):
         self.base = base
@@ -125,7 +125,7 @@ class BrokenConstructor:
 
 
 class Configured:
-    """Asks for another process, as engines with processes of their own do."""
+    """Requests another process, as engines with processes of their own do."""
 
     def __init__(self, base, seats=None):
         self.base = base
@@ -143,7 +143,7 @@ class Configured:
 
 
 class Counter:
-    """Has a state that a restart must bring back, and ways to be slow or to die."""
+    """Has state that a restart must restore, and ways to be slow or to die."""
 
     def __init__(self):
         self.total = 0
@@ -166,7 +166,7 @@ class Counter:
         return "done"
 
     def add_or_die(self, value, marker):
-        """Dies the first time that the file is not there, having made it."""
+        """Die the first time, when the file does not exist, after creating it."""
         try:
             with open(marker, "x"):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -226,7 +226,7 @@ class Counter:
 
 
 class Ledger:
-    """Writes down every call, so that it can be checked what was done how often."""
+    """Records every call, so that it can be checked how often each was done."""
 
     def __init__(self, folder):
         self.path = os.path.join(folder, os.environ["RANK"])

@@ -175,7 +175,7 @@ def test_levels_of_single_loggers(tmp_path: Path) -> None:
     for name in ("mine", "mine.deep", "mine.deep.er", "noisy.sub", "other"):
         for level in ("debug", "info", "warning", "error"):
             getattr(get_logger(name), level)(f"{name} {level}")
-    # A library that sets its own level, as Ray does, does not undo what was asked.
+    # A library that sets its own level, as Ray does, does not override the request.
     logging.getLogger("noisy").setLevel(logging.DEBUG)
     get_logger("noisy").info("noisy again")
     shown = [str(line["message"]) for line in lines_of(path)]
@@ -365,7 +365,7 @@ def test_workers_log_to_files_of_their_own(ray_cluster: None, tmp_path: Path) ->
         assert said["own: hello"]["api_token"] == "***"
         assert said["theirs: hello"]["step"] == 7
         assert said["of ray: hello"]["logger"] == "ray.something"
-        # Its own context holds for all threads, that of the call only for the call's.
+        # Its own context holds for all threads, the call's only for the call's.
         assert said["from a thread"]["step"] is None
         assert said["from a coroutine"]["step"] == 7
         assert said["it failed"]["exception"]["message"] == "inner"  # type: ignore[index]
@@ -417,7 +417,7 @@ def test_lines_follow_standard_error_when_it_is_replaced() -> None:
 
 
 def root_alone(monkeypatch: pytest.MonkeyPatch) -> logging.Logger:
-    """Return the root logger as a program without any set-up has it."""
+    """Return the root logger as in a program without any setup."""
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     return root

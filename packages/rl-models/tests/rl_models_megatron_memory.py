@@ -1,4 +1,4 @@
-"""Measures training steps of one rank of the backend `megatron`, in its environment.
+"""Measure training steps of one rank of the backend `megatron`, in its environment.
 
 `python rl_models_megatron_memory.py FOLDER` takes configurations of policies by name
 from `FOLDER/cases.json`, and writes the bytes that each needs to `FOLDER/found.json`.
@@ -21,7 +21,7 @@ from rl_models.training.megatron import MegatronTrainingBackend
 
 
 def measured(config: dict[str, Any]) -> dict[str, int]:
-    """Return bytes of weights and state, and beside these at the peak of steps."""
+    """Return bytes of weights and state, and the peak of steps beyond these."""
     policy = PolicyConfig.from_dict(config)
     rows, width = policy.train_micro_batch_size, policy.max_total_sequence_length or 0
     backend = MegatronTrainingBackend()

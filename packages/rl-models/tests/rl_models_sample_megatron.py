@@ -1,8 +1,8 @@
-"""Runs ranks of the backend `megatron` in its environment; gives results as JSON.
+"""Run ranks of the backend `megatron` in its environment; results are JSON.
 
 `python rl_models_sample_megatron.py FOLDER`, once per rank. `FOLDER/cells.json` lists
 cells by name: a model, a parallelism, whether layers are recomputed. `FOLDER/MODEL` has
-the model and what plain transformers computed with it; see `test_megatron.py`.
+the model and the results of plain transformers with it; see `test_megatron.py`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LogitLoss(Loss):
 
 
 class ValueLoss(Loss):
-    """Squared distance of a scalar head's numbers from given ones."""
+    """Squared distance of a scalar head's outputs from given ones."""
 
     input_type = LossInputType.VALUE
 
@@ -105,7 +105,7 @@ def share(backend: MegatronTrainingBackend, data: Any) -> Any:
 def gradients(
     backend: MegatronTrainingBackend, data: Any, loss: Loss, micro_batch_size: int
 ):
-    """Loss, norm and whole gradients of one global batch, in Hugging Face's names."""
+    """Return loss, norm and whole gradients of a global batch, by Hugging Face name."""
     taken: dict[str, torch.Tensor] = {}
     update = backend._steps.skipped.is_finite
 
@@ -137,7 +137,7 @@ def largest(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]):
 
 
 def check_collected(backend: MegatronTrainingBackend) -> dict[str, Any]:
-    """Compare what ranks send in turns with what each of them gathers."""
+    """Compare what ranks send in turn with what each of them gathers."""
 
     def held(request: WeightRequest) -> ShardedWeights:
         return backend.sharded_weights(request.precision, request.kind)
@@ -190,7 +190,7 @@ def measure(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
         }
     for _ in range(3):
         result = backend.train_step(
-            # Of one rank, an odd number of micro-batches.
+            # An odd number of micro-batches of one rank.
             mine,
             Loss("sft"),
             global_batch_size=data.size,
@@ -219,7 +219,7 @@ def masters(backend: MegatronTrainingBackend) -> dict[str, torch.Tensor]:
 
 
 def measure_bfloat16(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Train by steps that are too small for weights in bfloat16."""
+    """Train with steps that are too small for bfloat16 weights."""
     known = torch.load(folder / cell["model"] / "expected.pt")
     data = BatchedDataDict(torch.load(folder / "batch.pt"))
     rate = 1e-5
@@ -304,7 +304,7 @@ def measure_head(cell: dict[str, Any], folder: Path) -> dict[str, Any]:
 def check_sampling(
     backend: MegatronTrainingBackend, config: PolicyConfig
 ) -> dict[str, Any]:
-    """Sample with the trainer's weights, and with a copy of them at the same seeds."""
+    """Sample with the trainer's weights, and a copy of them, from the same seeds."""
     settings = {"max_new_tokens": 6, "stop_token_ids": [3], "temperature": 1.3}
     names = {"model_name": config.model_name, "tokenizer_name": config.tokenizer.name}
     own = MegatronGenerationBackend()
@@ -337,7 +337,7 @@ def check_sampling(
             "logprobs": (mine["logprobs"] - other["logprobs"]).abs().max().item(),
             "version": mine["weight_version"].unique().tolist(),
         }
-    # At temperature 1 they are what the trainer computes for the same rows.
+    # At temperature 1 they equal the trainer's for the same rows.
     drawn = own.generate(
         BatchedDataDict(dict(rows)), sampling=SamplingParams(1.0, 1.0, None)
     )
@@ -355,7 +355,7 @@ def check_sampling(
 def check_eval(
     backend: MegatronTrainingBackend, mine: Any, global_batch_size: int
 ) -> bool:
-    """Whether a look at the loss changes nothing, and a bad gradient no weight."""
+    """Check that evaluating the loss changes nothing, and a bad gradient no weight."""
     before = dict(backend.export_weights("float32"))
     before = {n: v.clone() for n, v in before.items()}
     looked = backend.train_step(
@@ -380,7 +380,7 @@ def check_eval(
 
 
 def resume(cell: dict[str, Any], folder: Path, data: Any) -> dict[str, Any]:
-    """Continue from a checkpoint, and compare with the run that was not stopped."""
+    """Resume from a checkpoint, and compare with the uninterrupted run."""
     name = cell["resume"]
     weights, state = folder / f"{name}-weights", folder / f"{name}-state"
     adam = {"name": "torch.optim.AdamW", "kwargs": {"lr": 0.01}}

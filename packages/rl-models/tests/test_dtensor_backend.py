@@ -23,7 +23,7 @@ def _backend(model, setup=None, **settings):
 
 
 def _gradients(backend, data, loss_fn, micro_batch_size):
-    """Loss and gradients of one global batch, without the optimizer step."""
+    """Return loss and gradients of one global batch, without the optimizer step."""
     taken = {}
 
     def keep():
@@ -211,7 +211,7 @@ def test_activation_checkpointing_and_bfloat16(tiny_model, make_batch, nll_loss)
     result = low.train_step(data, nll_loss, global_batch_size=12, micro_batch_size=12)
     assert result["loss"].item() == pytest.approx(plain[0], rel=0.02)
     assert {p.dtype for p in low.model.parameters.values()} == {torch.float32}
-    # What it computes with, also for a sampler that is more precise.
+    # The dtype of computation, even for a more precise sampler.
     for name, value in low.export_weights("float32"):
         assert value.dtype == torch.bfloat16
         assert torch.equal(value, low.model.parameters[name].bfloat16())
@@ -280,7 +280,7 @@ def test_dropout_goes_on_bitwise_after_a_resume(
     assert torch.equal(found["loss"], expected["loss"])
     for name, parameter in first.model.parameters.items():
         assert torch.equal(parameter, again.model.parameters[name])
-    # Dropout did draw: with the numbers of another place the step is another one.
+    # Dropout was active: with another random state the step differs.
     other = _backend(tiny_model, {"optimizer_path": tmp_path / "o"}, **settings)
     torch.manual_seed(1)
     unlike = other.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
@@ -308,7 +308,7 @@ def test_model_folder_loads_in_plain_transformers(tiny_model, make_batch, tmp_pa
 
 @pytest.mark.parametrize("num_key_value_heads", [2, 4])
 def test_export_keeps_each_weight_under_its_name(tmp_path, num_key_value_heads):
-    """Also where the weights of queries and keys have one shape."""
+    """Also if the weights of queries and keys have the same shape."""
     folder = build_tiny_model(
         tmp_path, num_key_value_heads=num_key_value_heads, architecture="qwen3"
     )

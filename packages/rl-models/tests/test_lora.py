@@ -59,7 +59,7 @@ def _loss(logprobs, data):
 
 @pytest.fixture(scope="module")
 def adapter(tiny_model, tmp_path_factory):
-    """An adapter that peft has made and trained, and the model with it."""
+    """An adapter created and trained by peft, and its model."""
     base = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     linear = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj"]
     config = LoraConfig(
@@ -173,7 +173,7 @@ def test_the_reference_stays_where_adapters_have_another_base(
     first.train_step(data, nll_loss, global_batch_size=12, **size)
     weights = {"weights_path": tmp_path / "w"}
     first.save_checkpoint(tmp_path / "w", tmp_path / "o")
-    # As trainers resume: the state without a base is all that counts.
+    # As trainers resume: only the state without a base counts.
     state = {"optimizer_path": tmp_path / "o"}
     again = _backend(tiny_model, setup={**reference, **weights, **state})
     assert again._reference is None
@@ -183,7 +183,7 @@ def test_the_reference_stays_where_adapters_have_another_base(
     other.save_checkpoint(tmp_path / "w2", tmp_path / "o2")
     moved = other.get_logprobs(data, **size)
     assert (moved - expected).abs().max() > 1e-3
-    # This state holds the base, which is not the reference.
+    # This state contains the base, which is not the reference.
     state = {"optimizer_path": tmp_path / "o2"}
     resumed = _backend(tiny_model, setup={**reference, **state})
     assert torch.equal(resumed.get_logprobs(data, **size), moved)
@@ -214,7 +214,7 @@ def test_folders_are_read_by_transformers_and_by_peft(
             found = _plain_logprobs(model.eval(), data)[mask]
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
 
-    # The state has what is trained, not the base; it resumes bitwise.
+    # The state contains what is trained, not the base; it resumes bitwise.
     size = sum(f.stat().st_size for f in (tmp_path / "o").glob("*.safetensors"))
     assert size < sum(f.stat().st_size for f in (tmp_path / "w").glob("*.safetensors"))
     resumed = _backend(tiny_folder, setup={"optimizer_path": tmp_path / "o"})
@@ -229,7 +229,7 @@ def test_folders_are_read_by_transformers_and_by_peft(
     with pytest.raises(CheckpointError, match=r"policy\.lora"):
         _backend(tiny_folder, None, setup={"optimizer_path": tmp_path / "o"})
 
-    # Weights of another folder become the base, and then the state has them as well.
+    # Weights of another folder become the base, and the state then contains them too.
     other = _backend(tiny_folder, setup={"weights_path": tmp_path / "w"})
     found = other.get_logprobs(data, micro_batch_size=4)[:, 1:][mask]
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
@@ -241,7 +241,7 @@ def test_folders_are_read_by_transformers_and_by_peft(
 def test_modules_are_trained_whole_as_peft_does(
     tiny_model, make_batch, nll_loss, tmp_path
 ):
-    # The embedding is the head as well, and both follow what is trained.
+    # The embedding is also the head, and both follow the trained weight.
     data = make_batch()
     lora = {**LORA, "modules_to_save": ["embed_tokens", "norm"]}
     backend = _backend(tiny_model, lora, setup={"init_reference_model": True})
@@ -282,7 +282,7 @@ def test_modules_are_trained_whole_as_peft_does(
     trained = backend.get_logprobs(data, micro_batch_size=4)
     assert (trained[:, 1:][mask] - untrained[mask]).abs().max() > 1e-2
     torch.testing.assert_close(trained[:, 1:][mask], wanted, atol=1e-5, rtol=0)
-    # The reference has neither the adapters nor what is trained beside them.
+    # The reference has neither the adapters nor the other trained weights.
     reference = backend.get_logprobs(data, micro_batch_size=4, reference=True)
     torch.testing.assert_close(
         reference[:, 1:][mask], untrained[mask], atol=1e-5, rtol=0
@@ -298,8 +298,8 @@ def test_modules_are_trained_whole_as_peft_does(
         with torch.no_grad():
             found = _plain_logprobs(other, data)[mask]
         torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
-    # Others begin where it stopped: from the state, from the adapter's folder, and from
-    # one that peft has written.
+    # Others start where it stopped: from the state, from the adapter's folder, and from
+    # one written by peft.
     model.save_pretrained(tmp_path / "peft")
     folders = (tmp_path / "w" / "adapter", tmp_path / "peft")
     starts = [({}, {"optimizer_path": tmp_path / "o"})]
@@ -383,7 +383,7 @@ def test_dropout_is_drawn_for_training_alone(tiny_model, make_batch, nll_loss):
             data, nll_loss, global_batch_size=12, micro_batch_size=4
         )
         torch.manual_seed(5)
-        # What is computed a second time is dropped a second time.
+        # Recomputed activations get the same dropout.
         repeated = again.train_step(
             data, nll_loss, global_batch_size=12, micro_batch_size=4
         )
@@ -453,7 +453,7 @@ def test_new_heads_are_trained_whole_and_come_back(
 
 
 class _SquaredValues:
-    """Draws values to 1 wherever a token is trained."""
+    """Pulls values to 1 wherever a token is trained on."""
 
     input_type = LossInputType.VALUE
 
@@ -510,7 +510,7 @@ def test_two_ranks_equal_one(
     expected = one.get_logprobs(data, micro_batch_size=4, reference=True)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=0)
 
-    # On one rank the state is the same adapter, which goes on as the two ranks do.
+    # On one rank the state is the same adapter, which continues as on two ranks.
     two_ranks.save_checkpoint(tmp_path / "w", tmp_path / "o")
     state = {"optimizer_path": tmp_path / "o"}
     resumed = _backend(tiny_model, setup=state, **momentum)
@@ -518,7 +518,7 @@ def test_two_ranks_equal_one(
     for name, parameter in resumed.model.trained.items():
         key = "base_model.model." + name.replace(".default", "")
         assert torch.equal(parameter, saved[key]), name
-        # The gradients of three steps, which the optimizer has added up.
+        # The gradients of three steps, accumulated by the optimizer.
         gradients = resumed._steps.optimizer.state[parameter]["momentum_buffer"]
         wanted = one._steps.optimizer.state[one.model.trained[name]]["momentum_buffer"]
         scale = wanted.abs().max().clamp(min=1e-3)

@@ -63,7 +63,7 @@ def test_rows_of_nearly_equal_length_stay_a_rectangle():
 
 
 def grouped(sizes, prompts, answers, seed):
-    """Rows of groups that share a prompt, and the log-probs of answers needed."""
+    """Return rows of groups that share a prompt, and the needed answer log-probs."""
     generator = torch.Generator().manual_seed(seed)
     width = max(p + a for p, a in zip(prompts, answers, strict=True))
     ids = torch.randint(1, 23, (sum(sizes), width), generator=generator)
@@ -132,7 +132,7 @@ def test_a_shared_prompt_is_computed_once():
     assert batch.inputs["input_ids"].shape == (1, 20)
     assert batch.inputs["position_ids"].tolist() == [[*range(10), *range(10)]]
     assert batch.positions.tolist() == [9] * 4 + [19] * 4
-    # Rows of different questions share nothing.
+    # Rows of different prompts share nothing.
     ids[1:4] += 1
     ids[5:] += 1
     ids[2, :2] = 0
@@ -151,7 +151,7 @@ def test_plans_are_followed_and_columns_narrowed():
     assert micro_batches(data, 2) == [
         MicroBatch(0, 2, 5),
         MicroBatch(2, 4, 8),
-        # Log-probs need two columns, also of a row of one token.
+        # Log-probs need two columns, even for a one-token row.
         MicroBatch(4, 5, 2),
     ]
     part = part_of(data, MicroBatch(0, 2, 5))

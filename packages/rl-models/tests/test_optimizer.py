@@ -56,7 +56,7 @@ def test_the_steps_of_the_warm_up_are_among_the_total(name):
     kwargs = {"total_steps": 6, "min_lr_ratio": 0.1}
     rates = _rates(SchedulerConfig(name=name, kwargs=kwargs, warmup_steps=2), 8)
     assert rates[:3] == pytest.approx([1.0, 2.0, 2.0])
-    # Half of the way from the end of the warm-up.
+    # Halfway from the end of the warm-up.
     assert rates[4] == pytest.approx(1.1)
     assert rates[6:] == pytest.approx([0.2, 0.2])
 

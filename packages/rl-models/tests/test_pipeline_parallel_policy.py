@@ -1,4 +1,4 @@
-"""A policy whose workers have some of the layers each, against one rank here."""
+"""A policy whose workers hold some of the layers each, against one local rank."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _exported(policy):
 
 
 class _WholeLogits:
-    """A loss that asks for logits and looks at each of them."""
+    """A loss that requests logits and reads each of them."""
 
     input_type = LossInputType.LOGIT
 
@@ -110,7 +110,7 @@ def test_a_state_of_stages_resumes_in_any_layout(
     saved = dict(folder.named_parameters())
     assert all(torch.equal(saved[name], value) for name, value in weights.items())
 
-    # The optimizer's state too: its steps on one rank are those of the stages.
+    # The optimizer state too: its steps on one rank match those of the stages.
     one = _one_rank(tiny_model, optimizer_path=tmp_path / "o")
     for name, parameter in one.model.parameters.items():
         assert torch.equal(parameter, weights[name])
@@ -134,7 +134,7 @@ def test_a_state_of_stages_resumes_in_any_layout(
 
 
 class _Refuses(TokenCrossEntropy):
-    """A loss that fails where it is computed, on the last stage."""
+    """A loss that raises where it is computed, on the last stage."""
 
     def __call__(self, *arguments, **inputs):
         raise BatchError("these rows have no reward")

@@ -1,4 +1,4 @@
-"""The plan's memory against what a real training backend allocates on a CPU."""
+"""The plan's memory against allocations of a real training backend on a CPU."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def backend_of(folder: Path, case: str) -> tuple[DTensorTrainingBackend, ModelSh
 
 
 def batch_of(num_rows: int, vocab_size: int) -> BatchedDataDict[Any]:
-    """Rows of which every token is trained on."""
+    """Return rows in which every token is trained on."""
     return BatchedDataDict(
         {
             "input_ids": torch.randint(0, vocab_size, (num_rows, _WIDTH)),
@@ -99,7 +99,7 @@ def batch_of(num_rows: int, vocab_size: int) -> BatchedDataDict[Any]:
 def measured_step(
     backend: DTensorTrainingBackend, shape: ModelShape, loss_fn: Any, num_rows: int
 ) -> int:
-    """Bytes beside weights and optimizer state at the peak of a second step."""
+    """Return the peak of a second step, beyond weights and optimizer state."""
     data = batch_of(num_rows, shape.vocab_size)
     backend.train_step(
         data, loss_fn, global_batch_size=num_rows, micro_batch_size=_ROWS
@@ -114,7 +114,7 @@ def measured_step(
 def planned(
     backend: DTensorTrainingBackend, shape: ModelShape, num_micro_batches: int
 ) -> ModelMemory:
-    tokens = _ROWS * (_WIDTH - 1)  # the last one of a row is only a target
+    tokens = _ROWS * (_WIDTH - 1)  # a row's last one is only a target
     part = MicroBatch(tokens, tokens)
     return model_memory(
         shape,
@@ -139,7 +139,7 @@ def test_a_training_step_needs_what_was_planned(
     weights = list(backend.model.parameters.values())
     assert memory.weights == sum(w.nbytes for w in weights)
     assert memory.optimizer == sum(s.nbytes for s in states if s.ndim)
-    # The gradients of earlier micro-batches are there at the peak of the next one.
+    # Earlier micro-batches' gradients exist at the next one's peak.
     assert working(memory) == pytest.approx(several, rel=_TOLERANCE)
     one = measured_step(backend, shape, nll_loss, _ROWS)
     assert one <= working(planned(backend, shape, 1)) * (1 + _TOLERANCE)
@@ -152,7 +152,7 @@ def test_log_probs_need_no_more_than_planned(tmp_path: Path, case: str) -> None:
     with LiveBytes(list(backend.model.parameters.values())) as live:
         backend.get_logprobs(data, micro_batch_size=_ROWS)
     memory = planned(backend, shape, 1)
-    # Beside them there are only the exponentials that torch makes inside an operation.
+    # Beyond these there are only the exponentials inside one torch operation.
     inside = 4 * shape.vocab_size * _ROWS * (_WIDTH - 1)
     needed = memory.passing - memory.resident
     assert live.peak <= needed
@@ -191,7 +191,7 @@ def test_the_state_of_optimizers(
 def test_parameters_that_are_updated_at_once_take_more(
     tmp_path: Path, nll_loss: Any
 ) -> None:
-    """With rows so few that it is the step of the optimizer that takes the most."""
+    """With so few rows that the optimizer step takes the most memory."""
     backend, shape = backend_of(tmp_path, "updated at once")
     data = batch_of(1, shape.vocab_size).slice(0, 1)
     weights = list(backend.model.parameters.values())
