@@ -27,13 +27,15 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
 
 def history(**columns: list[float | None]) -> History:
     """Return a history by metric, `val_reward=[...]`, one value per step from 0."""
+    num_steps = max((len(values) for values in columns.values()), default=0)
     found = History()
-    for name, values in columns.items():
-        for step, value in enumerate(values):
-            if len(found) <= step:
-                found.append({"step": step})
+    for step in range(num_steps):
+        record: dict[str, float] = {}
+        for name, values in columns.items():
+            value = values[step] if step < len(values) else None
             if value is not None:
-                found[step][name.replace("_", ":", 1)] = value
+                record[name.replace("_", ":", 1)] = value
+        found.add(step, record)
     return found
 
 

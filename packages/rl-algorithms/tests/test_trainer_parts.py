@@ -6,6 +6,7 @@ import contextlib
 import pickle
 import re
 import signal
+import tracemalloc
 
 import pytest
 import torch
@@ -355,6 +356,36 @@ class TestResult:
         ]
         assert history.column("val:accuracy") == ([2], [0.5])
         assert History.read(tmp_path / "none", up_to=2) == []
+
+    def test_history_is_read_like_a_list(self):
+        records = [{"step": s, "train:loss": s / 2} for s in (1, 2, 3)]
+        history = History(records)
+        history.add(3, {"val:accuracy": 1.0, "train:loss": 0.5})
+        records[2] |= {"train:loss": 0.5, "val:accuracy": 1.0}
+        assert history == records
+        assert list(reversed(history)) == records[::-1]
+        assert (history[-1], history[:2]) == (records[2], records[:2])
+        assert history.at(3) == {"train:loss": 0.5, "val:accuracy": 1.0}
+        assert history.at(4) == {}
+        assert history.column("train:loss") == ([1, 2, 3], [0.5, 1.0, 0.5])
+        assert history.names == {"train:loss", "val:accuracy"}
+
+    def test_history_takes_little_memory_per_step(self):
+        history = History()
+
+        def add(steps):
+            for step in steps:
+                history.add(step, {f"train:{n}": step + n / 7 for n in range(100)})
+
+        add(range(10))
+        tracemalloc.start()
+        try:
+            add(range(10, 210))
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        # 8 bytes per value, and what a record needs besides.
+        assert taken / 200 < 2 * 8 * 100
 
     def test_data_frame(self):
         history = History([{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0, "b": 3.0}])

@@ -93,7 +93,7 @@ def _panels(
     stages: Mapping[str, History], metrics: Iterable[str] | None
 ) -> list[list[str]]:
     """Return the names to draw, grouped by common scale."""
-    present = {name for history in stages.values() for r in history for name in r}
+    present = {name for history in stages.values() for name in history.names}
     if metrics is not None:
         return [[name] for name in metrics if name in present]
     rewards: list[str] = [n for n in ("train:reward", "val:reward") if n in present]

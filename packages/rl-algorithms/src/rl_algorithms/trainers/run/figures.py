@@ -57,7 +57,7 @@ class Figures:
     @classmethod
     def of(cls, history: History) -> Self:
         """Return the figures of a history."""
-        measure = measure_of(name for record in history for name in record)
+        measure = measure_of(history.names)
         if measure is None:
             return cls()
         steps, values = history.column(measure)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from rl_distributed.errors import RegistryError
 from rl_distributed.metrics.sinks.jsonl import read_metrics
@@ -32,35 +35,100 @@ def metric_name(written: str) -> str | None:
     return None
 
 
-class History(list[dict[str, float]]):
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """Metrics of a step, without an object per value."""
+
+    step: int
+    names: tuple[str, ...]
+    """Names of the metrics, one tuple for all steps that have the same ones."""
+    values: array[float]
+
+    def to_dict(self) -> dict[str, float]:
+        pairs = zip(self.names, self.values, strict=True)
+        return {"step": self.step, **dict(pairs)}
+
+
+class History(Sequence[dict[str, float]]):
     """One record per step: `{"step": 3, "train:loss": 0.5, "val:accuracy": 0.7, ...}`.
 
-    It is a plain list; `to_pandas` converts it to a data frame.
+    It is read like a list; `to_pandas` converts it to a data frame. A value takes 8
+    bytes, since a run keeps those of all its steps; changes of a record that was
+    returned do not reach it.
+
+    Args:
+        records: Records in the order of their steps.
     """
 
+    def __init__(self, records: Iterable[Mapping[str, float]] = ()) -> None:
+        self._records: list[_Record] = []
+        self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
+        for record in records:
+            self._append(record)
+
     def __repr__(self) -> str:
-        names = {name for record in self for name in record if name != "step"}
-        return f"History({len(self)} records, {len(names)} metrics)"
+        return f"History({len(self)} records, {len(self.names)} metrics)"
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, float]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, float]]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> dict[str, float] | list[dict[str, float]]:
+        if isinstance(index, slice):
+            return [record.to_dict() for record in self._records[index]]
+        return self._records[index].to_dict()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, History | list):
+            return NotImplemented
+        return list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all metrics."""
+        return {name for names in self._names for name in names}
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add metrics to the record of a step, which is created if necessary."""
-        if not self or self[-1]["step"] != step:
-            self.append({"step": step})
-        self[-1].update(metrics)
+        earlier: Mapping[str, float] = {}
+        if self._records and self._records[-1].step == step:
+            earlier = self._records.pop().to_dict()
+        self._append({**earlier, **metrics, "step": step})
+
+    def _append(self, record: Mapping[str, float]) -> None:
+        named = {name: value for name, value in record.items() if name != "step"}
+        # The names of a step are new strings each time.
+        names = tuple(map(sys.intern, named))
+        names = self._names.setdefault(names, names)
+        values = array("d", named.values())
+        self._records.append(_Record(int(record["step"]), names, values))
 
     def at(self, step: int) -> dict[str, float]:
         """Return the metrics of a step, or {} if it has none."""
         # From the end: callers ask about the latest steps, and records are ordered.
-        for record in reversed(self):
-            if record["step"] <= step:
-                found = record if record["step"] == step else {}
+        for record in reversed(self._records):
+            if record.step <= step:
+                found = record.to_dict() if record.step == step else {}
                 return {name: v for name, v in found.items() if name != "step"}
         return {}
 
     def column(self, name: str) -> tuple[list[int], list[float]]:
         """Return the steps that have a metric, and its values."""
-        found = [record for record in self if name in record]
-        return [int(r["step"]) for r in found], [r[name] for r in found]
+        places = {
+            names: names.index(name) for names in self._names.values() if name in names
+        }
+        found = [record for record in self._records if record.names in places]
+        steps = [record.step for record in found]
+        return steps, [record.values[places[record.names]] for record in found]
 
     def to_pandas(self) -> Any:
         """Return a pandas data frame: a row per step (its index), a column per metric.
@@ -88,9 +156,8 @@ class History(list[dict[str, float]]):
             path: The file; if it is missing, the history is empty.
             up_to: Last step to read.
         """
-        history = cls()
         if not path.is_file():
-            return history
+            return cls()
         records: dict[int, dict[str, float]] = {}
         for step, metrics in read_metrics(path):
             named = {n: v for key, v in metrics.items() if (n := metric_name(key))}
@@ -100,8 +167,7 @@ class History(list[dict[str, float]]):
                 # back.
                 records.setdefault(step, {"step": step}).update(named)
         # Sorted: a repeated step may come after later ones in the file.
-        history.extend(records[step] for step in sorted(records))
-        return history
+        return cls(records[step] for step in sorted(records))
 
 
 def optional_module(module: str) -> Any:

@@ -179,5 +179,5 @@ class TrainResult:
     def _default_curves(self) -> list[str]:
         wanted = ["train:reward", "train:loss", "train:accuracy"]
         wanted += ["val:accuracy", "val:reward", "val:val_loss"]
-        present = {name for record in self.history for name in record}
+        present = self.history.names
         return [name for name in wanted if name in present]
