@@ -392,12 +392,12 @@ def run_rank(
     gradients: dict[str, Tensor] = {}
     update = backend._update
 
-    def keep(metrics: dict[str, list[Any]]) -> float:
+    def keep() -> tuple[float, dict[str, list[Any]]]:
         if not gradients:
             # Copies on the CPU, where the reference is.
             found = backend.model.full_gradients()
             gradients.update((name, value.cpu()) for name, value in found)
-        return update(metrics)
+        return update()
 
     backend._update = keep  # type: ignore[method-assign]
     rows = _share(make_batch(loss), layout, backend, loss)
