@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from rl_cli.report.config_rows import config_values
-from rl_cli.report.metric_table import MetricTable, thinned
+from rl_cli.report.metric_table import MetricTable, StepValues, thinned
 from rl_cli.report.run_reader import read_run
 from rl_cli.report.step_times import phase_times
 from rl_distributed.errors import ConfigError
@@ -167,15 +167,29 @@ def test_phases_add_up_to_all_the_time(make_run: MakeRun) -> None:
 
 def test_the_total_of_a_phase_is_no_part_of_it() -> None:
     table = MetricTable()
-    table.columns = {
-        "timing:total_step_time": {1: 3.0},
-        "timing:load/total": {1: 2.0},
-        "timing:load/send": {1: 1.5},
-    }
+    named = {"total_step_time": 3.0, "load/total": 2.0, "load/send": 1.5}
+    metrics = {f"timing:{name}": value for name, value in named.items()}
+    table.add({"step": 1, "metrics": metrics})
     times = phase_times(table)
     assert times is not None
     assert times.totals == {"load": 2.0, "other": 1.0}
     assert times.parts == {"load/send": 1.5}
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.floats(-1e9, 1e9)), max_size=60))
+def test_a_column_is_a_mapping_in_order_of_its_steps(
+    pairs: list[tuple[int, float]],
+) -> None:
+    column, expected = StepValues(), {}
+    for step, value in pairs:
+        column[step] = expected[step] = value
+    in_order = dict(sorted(expected.items()))
+    assert column == expected
+    assert list(column.items()) == list(in_order.items())
+    assert list(column.values()) == list(in_order.values())
+    assert [column.get(step) for step in range(42)] == [
+        expected.get(step) for step in range(42)
+    ]
 
 
 @given(

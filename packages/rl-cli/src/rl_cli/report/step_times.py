@@ -40,7 +40,8 @@ class PhaseTimes:
 def phase_times(table: MetricTable) -> PhaseTimes | None:
     """Return the times of a stage by phase; None: they were not measured."""
     columns = {
-        name.removeprefix(_TIMING): column
+        # As dicts, in which each step is looked up several times below.
+        name.removeprefix(_TIMING): dict(column.items())
         for name, column in table.columns.items()
         if name.startswith(_TIMING)
     }

@@ -29,7 +29,9 @@ def sampling_age(table: MetricTable) -> dict[str, Any] | None:
         answer to the step that trains on it, otherwise versions between the oldest and
         the newest weights of one step. None if nothing was sampled.
     """
-    ages = table.columns.get("train:asynchronous/staleness_max", {})
+    ages: Mapping[int, float] = table.columns.get(
+        "train:asynchronous/staleness_max", {}
+    )
     for section in table.config.values():
         limit = _limit(section, "asynchronous")
         if limit is not None and ages:
@@ -52,8 +54,8 @@ def _limit(values: Any, name: str) -> int | None:
 
 def _version_spread(table: MetricTable) -> float | None:
     """Return the maximum spread of weight versions that sampled a step."""
-    newest = table.columns.get("train:weight_version_max", {})
-    oldest = table.columns.get("train:weight_version_min", {})
+    newest: Mapping[int, float] = table.columns.get("train:weight_version_max", {})
+    oldest: Mapping[int, float] = table.columns.get("train:weight_version_min", {})
     both = newest.keys() & oldest.keys()
     return max((newest[step] - oldest[step] for step in both), default=None)
 
