@@ -28,11 +28,12 @@ def test_traits_ask_the_same_of_workers_as_the_backend(on_gpu):
     assert asked[0] == asked[1]
 
 
-def test_traits_are_found_without_the_libraries_that_sample():
+@pytest.mark.parametrize("name", ["huggingface", "vllm"])
+def test_traits_are_found_without_the_libraries_that_sample(name):
     program = (
         "import sys\n"
         "from rl_models.registry import generation_backend_described as told\n"
-        "print(told('huggingface').__name__)\n"
+        f"print(told({name!r}).__name__)\n"
         "print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])\n"
     )
     done = subprocess.run(
@@ -65,6 +66,32 @@ def test_a_backend_registered_in_code_has_its_own_traits():
     assert (hosting.calls_at_once, hosting.workers_per_replica) == (3, 1)
     assert not hosting.frees_memory
     assert get_generation_backend("with-traits-of-its-own") is Backend
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle"),
+    [
+        ({"backend": "huggingface"}, None),
+        ({"backend": "vllm", "vllm": {"async_engine": True}}, None),
+        ({"backend": "vllm"}, "vllm.async_engine=false loads weights between two"),
+        ({"backend": "openai"}, "backend 'openai' loads weights between two calls"),
+        ({"backend": "megatron"}, "backend 'megatron' loads weights between two"),
+    ],
+)
+def test_who_loads_weights_while_rows_are_sampled(settings, obstacle):
+    config = GenerationConfig(max_new_tokens=4, **settings)
+    traits = get_generation_traits(config.backend)
+    found = traits.in_flight_obstacle(config)
+    assert (found is None) if obstacle is None else (obstacle in found)
+    if config.backend == "vllm":
+        # The only one of these that starts without servers and trainers.
+        if obstacle is None:
+            hosting = hosting_of(traits, config, on_gpu=False, updates_in_flight=True)
+            assert hosting.updates_in_flight
+        else:
+            with pytest.raises(ConfigError, match="updates_in_flight=True needs"):
+                hosting_of(traits, config, on_gpu=False, updates_in_flight=True)
+        assert not hosting_of(traits, config, on_gpu=False).updates_in_flight
 
 
 def test_an_unknown_backend_is_told():

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from rl_models.policy.generation_policy import GenerationPolicy
 from rl_models.policy.huggingface_policy import HuggingFacePolicy
 from rl_models.replicas.uses import Uses
 from rl_models.testing import TokenCrossEntropy
+from rl_models.types import SamplingParams
 from rl_models.weight_request import Pending
 from rl_models.weights.config import ProbeConfig, WeightSyncConfig
 from rl_models.weights.links import WeightLinks
@@ -50,7 +52,7 @@ def trainer(cluster, tiny_folder):
     made.shutdown()  # the last test has killed one of its processes
 
 
-def replicas(cluster, folder, **settings):
+def replicas(cluster, folder, updates_in_flight=False, **settings):
     config = GenerationConfig(
         max_new_tokens=8,
         start_deadline_s=120,
@@ -59,7 +61,13 @@ def replicas(cluster, folder, **settings):
         max_restarts=10,
         **settings,
     )
-    return GenerationPolicy(cluster, config, model_name=folder, load_weights=False)
+    return GenerationPolicy(
+        cluster,
+        config,
+        model_name=folder,
+        load_weights=False,
+        updates_in_flight=updates_in_flight,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +202,41 @@ def test_published_weights_are_a_copy(trainer, generation):
     with pytest.raises(WeightSyncError, match="not synchronised"):
         sync.load(PublishedWeights(published.request, Pending(lambda left_s: None)))
     sync.sync_weights()
+
+
+def test_replicas_load_weights_while_they_sample(cluster, trainer, tiny_folder):
+    generation = replicas(
+        cluster, tiny_folder, updates_in_flight=True, max_batch_size=4
+    )
+    sync = make_sync(trainer, generation, transport="object_store")
+    try:
+        assert generation.updates_in_flight
+        versions = [sync.sync_weights()]
+        rows = BatchedDataDict({**prompts(96), "seeds": torch.arange(96)})
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(
+                generation.generate, rows, sampling=SamplingParams(max_new_tokens=100)
+            )
+            while len(versions) < 3 or not call.done():
+                learn(trainer, 10 + len(versions))
+                sync.load(sync.publish(versions[-1] + 1))
+                versions.append(versions[-1] + 1)
+                assert generation.weight_version == versions[-1]
+            output = call.result()
+        assert (output["generation_lengths"] == 100).all()
+        told = output["token_versions"][:, 9:]
+        assert (told.diff(dim=1) >= 0).all()
+        assert set(told.unique().tolist()) <= set(versions)
+        assert torch.equal(output["weight_version"], told[:, 0])
+        assert (told[:, 0] < told[:, -1]).any()
+        confirmed = sync.take_confirmed()
+        assert [weights.version for weights in confirmed] == versions
+        assert {weights.num_processes for weights in confirmed} == {2}
+        assert len({weights.digest for weights in confirmed}) == len(versions)
+        assert disagreement(trainer, generation) < 1e-5
+    finally:
+        sync.close()
+        generation.shutdown()
 
 
 def test_the_number_of_replicas_follows_the_run(cluster, trainer, tiny_folder):
@@ -460,6 +503,30 @@ class Plain:
         assert source == ("messages",)
         self.weight_version = request.version
         return Pending(lambda left_s: None)
+
+
+def test_a_restore_waits_for_weights_that_are_on_their_way():
+    class Slow(Plain):
+        def start_weight_update(self, source, request):
+            def wait(left_s):
+                entered.append(request.version)
+                begun.set()
+                assert release.wait(60.0)
+                self.weight_version = request.version
+
+            return Pending(wait)
+
+    begun, release, entered = threading.Event(), threading.Event(), []
+    sync = WeightSynchronizer(Plain(), Slow())
+    with ThreadPoolExecutor(2) as pool:
+        loads = [pool.submit(sync.load, sync.publish(5))]
+        assert begun.wait(60.0)
+        loads.append(pool.submit(sync.restore_weights))
+        release.set()
+        for load in loads:
+            load.result(60.0)
+    # The restore brings what has been loaded by then, not what was served before.
+    assert entered == [5, 5]
 
 
 def test_two_sides_that_offer_the_least(caplog):

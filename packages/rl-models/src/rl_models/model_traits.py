@@ -30,3 +30,5 @@ class GeneratorTraits(Declared):
     """As `PolicyTraits.cluster`."""
     calls_at_once: int = 1
     """Number of concurrent calls of `generate` that keep it busy."""
+    updates_in_flight: bool = False
+    """Whether weights may be loaded while `generate` runs."""

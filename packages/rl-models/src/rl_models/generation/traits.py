@@ -94,6 +94,19 @@ class GenerationTraits:
         return 1
 
     @staticmethod
+    def in_flight_obstacle(config: GenerationConfig) -> str | None:
+        """Return why weights cannot be loaded while rows are sampled; None if they can.
+
+        A backend that can overrides this: `load_weights` is then called in a thread
+        beside `generate`, rows in flight go on with the new weights, and
+        `token_versions` says which weights have sampled each token.
+        """
+        return (
+            f"policy.generation.backend {config.backend!r} loads weights between two "
+            "calls only: use huggingface, or vllm with vllm.async_engine=true"
+        )
+
+    @staticmethod
     def workers_per_replica(config: GenerationConfig) -> int:
         """Return the number of workers that hold one model together.
 

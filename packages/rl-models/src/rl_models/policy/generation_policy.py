@@ -56,6 +56,9 @@ class GenerationPolicy(GenerationInterface):
         adapter: The trainer sends its adapters apart from their base, with these
             settings (`PolicyConfig.sent_adapter`); None: it sends merged weights, or
             there is none.
+        updates_in_flight: Weights may be loaded while rows are sampled, which go on
+            with the new ones; `token_versions` tells them apart. For a backend that can
+            (`GenerationTraits.in_flight_obstacle`).
         name_prefix: Name of the group of workers.
 
     Raises:
@@ -74,6 +77,7 @@ class GenerationPolicy(GenerationInterface):
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
         adapter: LoRAConfig | None = None,
+        updates_in_flight: bool = False,
         name_prefix: str = "generation",
     ) -> None:
         sampled = Sampled.checked(
@@ -83,6 +87,7 @@ class GenerationPolicy(GenerationInterface):
             load_weights=load_weights,
             hf_config_overrides=hf_config_overrides,
             adapter=adapter,
+            updates_in_flight=updates_in_flight,
             on_gpu=cluster.use_gpus,
         )
         self._served = ServedWeights()
@@ -108,6 +113,7 @@ class GenerationPolicy(GenerationInterface):
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
         adapter: LoRAConfig | None = None,
+        updates_in_flight: bool = False,
     ) -> None:
         """Start over with another config and model, in the same processes.
 
@@ -120,6 +126,7 @@ class GenerationPolicy(GenerationInterface):
             load_weights: See the class.
             hf_config_overrides: See the class.
             adapter: See the class.
+            updates_in_flight: See the class.
 
         Raises:
             RegistryError: As the constructor.
@@ -133,6 +140,7 @@ class GenerationPolicy(GenerationInterface):
             load_weights=load_weights,
             hf_config_overrides=hf_config_overrides,
             adapter=adapter,
+            updates_in_flight=updates_in_flight,
             on_gpu=self.cluster.use_gpus,
         )
         self._end_following()
@@ -177,6 +185,11 @@ class GenerationPolicy(GenerationInterface):
         there are replicas.
         """
         return max(1, len(self.replicas.live)) * self._fleet.hosting.calls_at_once
+
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether weights may be loaded while `generate` runs."""
+        return self._fleet.hosting.updates_in_flight
 
     def resize(self, num_replicas: int | None) -> None:
         """Serve with another number of replicas.

@@ -51,6 +51,7 @@ class Sampled:
         load_weights: bool,
         hf_config_overrides: Mapping[str, Any] | None,
         adapter: LoRAConfig | None,
+        updates_in_flight: bool,
         on_gpu: bool,
     ) -> Sampled:
         """Check what can be checked before a process is started.
@@ -63,7 +64,9 @@ class Sampled:
         config = choose_backend(config, on_gpu=on_gpu)
         traits = get_generation_traits(config.backend)
         overrides = dict(hf_config_overrides or {})
-        hosting = hosting_of(traits, config, on_gpu=on_gpu)
+        hosting = hosting_of(
+            traits, config, on_gpu=on_gpu, updates_in_flight=updates_in_flight
+        )
         variables = {**hosting.variables, **hub_secrets(model_name, tokenizer_name)}
         model_config = read_model_config(str(model_name))
         if model_config is None:
@@ -139,9 +142,14 @@ class GenerationReplicas:
             self.sampled.context,
             registrations=hosting.registrations,
         )
-        if hosting.calls_at_once > 1:
+        calls = hosting.calls_at_once
+        if hosting.updates_in_flight:
+            # As many calls as keep all replicas busy may come to one of them, and one
+            # more for a validation: an update must not wait behind them.
+            calls = calls * self.check_num_replicas(config.num_replicas) + 1
+        if calls > 1:
             # In addition to these, one call for updates and one for everything else.
-            builder = builder.with_options(max_concurrency=hosting.calls_at_once + 2)
+            builder = builder.with_options(max_concurrency=calls + 2)
         try:
             self.group = RayWorkerGroup(
                 self.cluster,

@@ -33,6 +33,7 @@ class VllmGeneration(GenerationPolicy):
         load_weights: See `GenerationPolicy`.
         hf_config_overrides: See `GenerationPolicy`; None: the policy's.
         adapter: See `GenerationPolicy`; None: the policy's, if it sends one.
+        updates_in_flight: See `GenerationPolicy`; needs `vllm.async_engine`.
         name_prefix: Name of the group of workers.
 
     Raises:
@@ -50,6 +51,7 @@ class VllmGeneration(GenerationPolicy):
         load_weights: bool = True,
         hf_config_overrides: Mapping[str, Any] | None = None,
         adapter: LoRAConfig | None = None,
+        updates_in_flight: bool = False,
         name_prefix: str = "generation",
     ) -> None:
         if isinstance(config, GenerationConfig):
@@ -80,5 +82,6 @@ class VllmGeneration(GenerationPolicy):
             load_weights=load_weights,
             hf_config_overrides=hf_config_overrides,
             adapter=adapter,
+            updates_in_flight=updates_in_flight,
             name_prefix=name_prefix,
         )

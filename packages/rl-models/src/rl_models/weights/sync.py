@@ -14,10 +14,11 @@ ones get the weights in a second attempt.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -102,6 +103,9 @@ class WeightSynchronizer:
         self._links = WeightLinks(self.config, policy, generation)
         self._base = BaseWeights(policy, generation)
         self._probe = Probe(self.config.probe, policy, generation)
+        # Lost replicas may ask for their weights in the thread of a call of `generate`,
+        # while another thread loads newer ones.
+        self._sending = threading.Lock()
         self._num_syncs = 0
         self._probed_processes: Any = None
         self._loaded: PublishedWeights | None = None
@@ -166,7 +170,7 @@ class WeightSynchronizer:
         # Stale until all have confirmed: whatever is raised from here on, the weights
         # must not be considered current.
         self._is_stale = True
-        with _span(timer, "weight_sync"):
+        with _span(timer, "weight_sync"), self._alone():
             self._try_twice(lambda: self._transfer(new))
         self._loaded = None
         processes = self._processes()
@@ -217,8 +221,9 @@ class WeightSynchronizer:
             WeightSyncError: A replica refused, or a worker is gone; nothing is
                 generated then until a version is loaded.
         """
-        self._try_twice(lambda: self._bring(published))
-        self._loaded = published
+        with self._alone():
+            self._try_twice(lambda: self._bring(published))
+            self._loaded = published
 
     def _bring(self, published: PublishedWeights) -> None:
         request, export = published.request, published.export
@@ -257,6 +262,10 @@ class WeightSynchronizer:
         Raises:
             WeightSyncError: The trainer has other weights by now.
         """
+        with self._alone():
+            self._restore()
+
+    def _restore(self) -> None:
         if self._loaded is not None:
             self._bring(self._loaded)
             return
@@ -269,6 +278,21 @@ class WeightSynchronizer:
         # Not probed here: the next sync sees other processes and probes them.
         self._transfer(self.generation.weight_version)
         self._is_stale = False
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Send in the block, after what another thread sends."""
+        # It tries twice at most, and each side has its deadline.
+        limit_s = 2 * (self.config.deadline_s + _GRACE_S + _AFTER_FAILURE_S)
+        if not self._sending.acquire(timeout=limit_s):
+            raise WeightSyncError(
+                "Weights were not sent, because other ones were still on their way "
+                f"after {limit_s:g} s (twice weight_sync.deadline_s, and some)"
+            )
+        try:
+            yield
+        finally:
+            self._sending.release()
 
     def _try_twice(self, send: Callable[[], None]) -> None:
         """Try twice if replicas are lost: by then they are back, or left out."""

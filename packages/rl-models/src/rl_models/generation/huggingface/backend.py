@@ -10,7 +10,6 @@ import numpy.typing as npt
 import torch
 
 from rl_distributed.transfer.manifest import Manifest
-from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface.engine import (
     OnStep,
@@ -18,6 +17,7 @@ from rl_models.generation.huggingface.engine import (
 from rl_models.generation.huggingface.loading import load_for_sampling
 from rl_models.generation.huggingface.row_sampler import RowSampler
 from rl_models.generation.huggingface.traits import Traits
+from rl_models.generation.huggingface.weight_turns import WeightTurns
 from rl_models.lora_config import LoRAConfig
 from rl_models.registry import register_generation_backend
 from rl_models.tokens.tokenizer import load_tokenizer, stop_token_ids
@@ -42,10 +42,9 @@ class HuggingFaceGenerationBackend(Traits):
         self.config: GenerationConfig
         self.model: Any = None
         self.tokenizer: Any = None
-        self.weight_version = 0
         self.name = "replica 0"
         self._sampler: RowSampler
-        self._has_weights = True
+        self._turns = WeightTurns()
         self._adapter: MergedAdapter | None = None
 
     def setup(
@@ -90,7 +89,11 @@ class HuggingFaceGenerationBackend(Traits):
         self.model = loaded.model
         if adapter is not None:
             self._adapter = MergedAdapter(self.model, adapter.scale, self.name)
-        self._has_weights = load_weights
+        self._turns = WeightTurns(
+            has_weights=load_weights,
+            call_deadline_s=self.config.call_deadline_s,
+            update_deadline_s=self.config.weight_sync.deadline_s,
+        )
         self._sampler = RowSampler(
             self.config,
             loaded.decoder,
@@ -98,6 +101,7 @@ class HuggingFaceGenerationBackend(Traits):
             stop_token_ids(self.tokenizer, loaded.generation_config),
             loaded.context_length,
             self.device,
+            self._turns,
         )
 
     def generate(
@@ -108,7 +112,7 @@ class HuggingFaceGenerationBackend(Traits):
         sampling: SamplingParams | None = None,
         on_step: OnStep | None = None,
     ) -> GenerationOutput:
-        """Continue every row.
+        """Continue every row; calls of several threads come one after the other.
 
         Args:
             data: Rows; without a column `seeds` the noise comes from `config.seed` and
@@ -117,15 +121,17 @@ class HuggingFaceGenerationBackend(Traits):
                 1 without top-k and top-p.
             sampling: Settings of this call; None takes those of the config.
             on_step: Watches the rows while they are sampled.
+
+        Raises:
+            GenerationError: There are no weights, or an update during the call failed.
         """
-        if not self._has_weights:
-            raise GenerationError(
-                f"{self.name} was started without weights, or its last update failed. "
-                "Call WeightSynchronizer.sync_weights() before generate()."
-            )
-        return self._sampler.sample(
-            data, self.weight_version, greedy, sampling, on_step
-        )
+        with self._turns.call(self.name):
+            return self._sampler.sample(data, greedy, sampling, on_step)
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the present weights."""
+        return self._turns.version
 
     @property
     def pad_token_id(self) -> int:
@@ -140,16 +146,22 @@ class HuggingFaceGenerationBackend(Traits):
     def load_weights(
         self, tensors: Iterator[tuple[str, torch.Tensor]], version: int
     ) -> int:
-        """Copy every tensor into the model, and serve it as `version`."""
-        # Until all are copied: an update that fails leaves old and new weights mixed.
-        self._has_weights = False
-        if self._adapter is None:
-            load_tensors(self.model, tensors, receiver=self.name)
-        else:
-            self._adapter.load(tensors)
-        self._sampler.decoder.refresh()
-        self._has_weights = True
-        self.weight_version = version
+        """Copy every tensor into the model, and serve it as `version`.
+
+        In a thread beside `generate`, between two tokens: rows in flight go on with the
+        new weights. The keys and values of their earlier tokens stay as the old weights
+        computed them.
+        """
+        if self._turns.is_called:
+            # Received first, which takes memory for a copy: rows go on meanwhile, and a
+            # stream that turns out to be damaged has changed nothing.
+            tensors = iter([(name, tensor.clone()) for name, tensor in tensors])
+        with self._turns.update(version):
+            if self._adapter is None:
+                load_tensors(self.model, tensors, receiver=self.name)
+            else:
+                self._adapter.load(tensors)
+            self._sampler.decoder.refresh()
         return version
 
     def changed_weights(self, manifest: Manifest) -> list[str]:

@@ -9,6 +9,9 @@ rows -> plan_prompts -> packed prefill of distinct prompts
 ```
 Where a batch holds fewer rows than there are, the others wait, and take the places of
 rows that have finished (continuous batching): a long row holds up none of them.
+
+Weights may be replaced between two passes of the loop. Keys and values that the old
+ones have computed stay in the cache, and rows go on from them with the new weights.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from rl_models.generation.huggingface.decoder import (
 )
 from rl_models.generation.huggingface.prompts import PromptPlan, plan_prompts
 from rl_models.generation.huggingface.stopping import StopStrings, StopTokens
+from rl_models.generation.huggingface.weight_turns import WeightTurns
 from rl_models.generation.noise import uniform_noise
 from rl_models.generation.sampling import greedy_tokens, sample_tokens
 from rl_models.types import SamplingParams
@@ -107,6 +111,8 @@ class Continuations:
     """[B] number of sampled tokens."""
     truncated: npt.NDArray[np.bool_]
     """[B] whether the limit came before a stop."""
+    versions_T_B: IntArray
+    """Version of the weights that sampled each token; undefined as the tokens are."""
 
 
 def sample_batch(
@@ -116,6 +122,7 @@ def sample_batch(
     stop_strings: StopStrings,
     device: torch.device,
     max_rows: int | None = None,
+    turns: WeightTurns | None = None,
 ) -> Continuations:
     """Continue all rows, as many at a time as the batch may hold.
 
@@ -127,6 +134,8 @@ def sample_batch(
         device: Where the model runs.
         max_rows: Rows that are decoded at a time; None: all. Only for a decoder that
             mixes lengths.
+        turns: The model's weights, which may be replaced between two steps; None: they
+            stay, as version 0.
 
     Raises:
         GenerationError: The model gave logits that are not numbers.
@@ -137,7 +146,14 @@ def sample_batch(
     count = min(num_rows, max_rows or num_rows)
     with torch.inference_mode():
         prompts = _Prompts(plan, ids, device, in_chunks=decoder.mixes_lengths)
-        batch = _Batch(request, prompts, stop_tokens, stop_strings, device)
+        batch = _Batch(
+            request,
+            prompts,
+            stop_tokens,
+            stop_strings,
+            device,
+            turns or WeightTurns(),
+        )
         state = decoder.begin(
             plan.lengths_P[plan.prompt_B[:count]],
             request.max_new_tokens,
@@ -202,8 +218,10 @@ class _Batch:
         stop_tokens: StopTokens,
         stop_strings: StopStrings,
         device: torch.device,
+        turns: WeightTurns,
     ) -> None:
         self.request, self.prompts = request, prompts
+        self.turns = turns
         self.device = device
         self.stop_tokens = stop_tokens
         self.stop_table = stop_strings.table(request.stop_strings)
@@ -221,6 +239,9 @@ class _Batch:
         self.logprobs = torch.zeros(size, device=device)
         self.lengths = np.full(num_rows, self.limit, dtype=np.int64)
         self.stopped = np.zeros(num_rows, dtype=bool)
+        self.versions = np.zeros((self.limit, num_rows), dtype=np.int64)
+        self._version: int | None = None
+        """Version that the newest tokens are sampled with."""
         self._noise = torch.zeros(_NOISE_STEPS, 0, device=device)
         self._noise_from = np.zeros(0, dtype=np.int64)
         """Step of each place that its column of the noise begins with."""
@@ -232,19 +253,43 @@ class _Batch:
             state: The batch, without its prompts.
             count: Rows that begin.
         """
-        tokens = self._begin(state, 0, count)
+        with self.turns.step() as version:
+            self._note_version(version)
+            tokens = self._begin(state, 0, count)
         while self.alive.any() or self._num_waiting:
-            tokens = self._leave(state, tokens)
-            free = count - len(self.rows)
-            if free and self._num_waiting:
-                first = self.num_begun
-                lengths = self.request.lengths[self.order[first : first + free]]
-                place = cast(GrowingState, state).admit(lengths)
-                joined = self._begin(state, place, len(lengths))
-                tokens = torch.cat([tokens, joined])
-            if self.alive.any():
-                logits = state.step(tokens, self.positions)
-                tokens = self._sample(0, logits)
+            with self.turns.step() as version:
+                self._note_version(version)
+                tokens = self._go_on(state, tokens, count)
+
+    def _go_on(
+        self, state: DecodingState, tokens: torch.Tensor, count: int
+    ) -> torch.Tensor:
+        """Let rows leave and join, and sample a token of each row in flight."""
+        tokens = self._leave(state, tokens)
+        free = count - len(self.rows)
+        if free and self._num_waiting:
+            first = self.num_begun
+            lengths = self.request.lengths[self.order[first : first + free]]
+            place = cast(GrowingState, state).admit(lengths)
+            joined = self._begin(state, place, len(lengths))
+            tokens = torch.cat([tokens, joined])
+        if self.alive.any():
+            logits = state.step(tokens, self.positions)
+            tokens = self._sample(0, logits)
+        return tokens
+
+    def _note_version(self, version: int) -> None:
+        """Record the version that samples the next token of each row."""
+        if version == self._version:
+            return
+        # Written for all tokens to come: versions change rarely, and a write in every
+        # step would cost more.
+        next_B = np.zeros(len(self.order), dtype=np.int64)
+        begun = self.order[: self.num_begun]
+        next_B[begun] = self.lengths[begun]
+        next_B[self.rows] = self.steps
+        self.versions[np.arange(self.limit)[:, None] >= next_B] = version
+        self._version = version
 
     @property
     def _num_waiting(self) -> int:
@@ -365,4 +410,5 @@ class _Batch:
                 "drawn. Its weights are damaged, or training has diverged: lower the "
                 "learning rate, or start from an earlier checkpoint."
             )
-        return Continuations(tokens, logprobs, self.lengths, ~self.stopped)
+        versions = self.versions[:num_steps]
+        return Continuations(tokens, logprobs, self.lengths, ~self.stopped, versions)

@@ -19,6 +19,7 @@ from rl_models.generation.huggingface.engine import (
     sample_batch,
 )
 from rl_models.generation.huggingface.stopping import StopStrings, StopTokens
+from rl_models.generation.huggingface.weight_turns import WeightTurns
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.rows import check_rows, stop_strings_of
 from rl_models.generation.sampling import check_sampling_params
@@ -33,6 +34,9 @@ __all__ = ["RowSampler"]
 
 IntArray = npt.NDArray[np.int64]
 
+# Above every version.
+_NEWEST = np.iinfo(np.int64).max
+
 
 class RowSampler:
     """Continues rows with a model that decodes.
@@ -45,6 +49,7 @@ class RowSampler:
         context_length: Longest row of the model, unless the config has a shorter one;
             None: any.
         device: The model's device.
+        turns: The model's weights.
     """
 
     def __init__(
@@ -55,8 +60,9 @@ class RowSampler:
         stop_ids: Sequence[int],
         context_length: int | None,
         device: torch.device,
+        turns: WeightTurns,
     ) -> None:
-        self._config, self._device = config, device
+        self._config, self._device, self._turns = config, device, turns
         self.decoder = decoder
         """The model."""
         self.pad_token_id = pad_token_id(tokenizer)
@@ -71,7 +77,6 @@ class RowSampler:
     def sample(
         self,
         data: GenerationInput,
-        version: int,
         greedy: bool,
         sampling: SamplingParams | None,
         on_step: OnStep | None = None,
@@ -81,7 +86,6 @@ class RowSampler:
         Args:
             data: Rows; without a column `seeds` the noise comes from `config.seed` and
                 the number of calls so far.
-            version: Version of the model's present weights.
             greedy: Take the most likely token.
             sampling: Settings of this call; None takes those of the config.
             on_step: Watches the rows while they are sampled.
@@ -91,7 +95,7 @@ class RowSampler:
         request = self._request(data, params, greedy, on_step)
         # Counted only for valid requests; part of the noise of rows without seeds.
         self._num_calls += 1
-        return self._output(request, self._sample(request), version)
+        return self._output(request, self._sample(request))
 
     def _request(
         self,
@@ -125,6 +129,7 @@ class RowSampler:
                 self._stop_strings,
                 self._device,
                 size if self.decoder.mixes_lengths else None,
+                self._turns,
             )
             results.append((rows, sampled))
         return results
@@ -148,7 +153,6 @@ class RowSampler:
         self,
         request: SamplingRequest,
         parts: list[tuple[IntArray, Continuations]],
-        version: int,
     ) -> GenerationOutput:
         num_rows, input_width = request.input_ids.shape
         new_lengths = np.zeros(num_rows, dtype=np.int64)
@@ -161,6 +165,7 @@ class RowSampler:
         output_ids = torch.full((num_rows, width), self.pad_token_id)
         logprobs = torch.zeros(num_rows, width)
         versions = torch.full((num_rows, width), -1)
+        oldest = np.zeros(num_rows, dtype=np.int64)
         prompt = np.arange(input_width) < request.lengths[:, None]
         mask = torch.from_numpy(prompt)
         output_ids[:, :input_width][mask] = request.input_ids[mask]
@@ -172,7 +177,9 @@ class RowSampler:
             keep = torch.from_numpy(real)
             output_ids.view(-1)[target] = sampled.tokens_T_B.t()[keep]
             logprobs.view(-1)[target] = sampled.logprobs_T_B.t()[keep]
-            versions.view(-1)[target] = version
+            versions_B_T = sampled.versions_T_B.T
+            versions.view(-1)[target] = torch.from_numpy(versions_B_T[real])
+            oldest[rows] = np.where(real, versions_B_T, _NEWEST).min(1)
         return BatchedDataDict(
             {
                 "output_ids": output_ids,
@@ -180,7 +187,7 @@ class RowSampler:
                 "unpadded_sequence_lengths": torch.from_numpy(totals),
                 "logprobs": logprobs,
                 "truncated": torch.from_numpy(truncated),
-                "weight_version": torch.full((num_rows,), version),
+                "weight_version": torch.from_numpy(oldest),
                 "token_versions": versions,
             }
         )

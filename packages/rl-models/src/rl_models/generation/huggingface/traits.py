@@ -26,6 +26,11 @@ class Traits(GenerationTraits):
         """Take all adapters: a replica adds them to the weights of the base."""
 
     @staticmethod
+    def in_flight_obstacle(config: GenerationConfig) -> str | None:
+        """None: weights are replaced between two tokens."""
+        return None
+
+    @staticmethod
     def frees_memory(config: GenerationConfig, *, on_gpu: bool) -> bool:
         """Whether `release_memory` frees anything: the cache, wherever it runs."""
         return True

@@ -13,6 +13,7 @@ from rl_models.errors import GenerationError
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface.decoder import Decoder
 from rl_models.generation.huggingface.row_sampler import RowSampler
+from rl_models.generation.huggingface.weight_turns import WeightTurns
 from rl_models.generation.megatron.traits import Traits
 from rl_models.tokens.tokenizer import load_tokenizer, stop_token_ids
 from rl_models.types import (
@@ -45,8 +46,8 @@ class MegatronGenerationBackend(Traits):
     def __init__(self) -> None:
         self.config: GenerationConfig
         self.name = "the policy's own sampler"
-        self.weight_version = 0
         self._sampler: RowSampler
+        self._turns = WeightTurns()
 
     def setup(
         self,
@@ -86,6 +87,7 @@ class MegatronGenerationBackend(Traits):
             stop_token_ids(tokenizer, _saved_config(model_name)),
             folder_context_length(model_name),
             trainer.device,
+            self._turns,
         )
 
     def generate(
@@ -96,7 +98,12 @@ class MegatronGenerationBackend(Traits):
         sampling: SamplingParams | None = None,
     ) -> GenerationOutput:
         """Continue every row; see `GenerationBackend.generate`."""
-        return self._sampler.sample(data, self.weight_version, greedy, sampling)
+        return self._sampler.sample(data, greedy, sampling)
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the trainer's present weights."""
+        return self._turns.version
 
     @property
     def pad_token_id(self) -> int:
@@ -117,7 +124,7 @@ class MegatronGenerationBackend(Traits):
                 f"{self.name} samples with the trainer's weights and takes no others: "
                 f"got {name}"
             )
-        self.weight_version = version
+        self._turns.version = version
         return version
 
     def release_memory(self) -> None:
