@@ -175,7 +175,10 @@ def test_bad_input():
         PreferenceLossFn()({}, one, one, values=torch.zeros(3, 2))
     with pytest.raises(LossInputError, match=r"value_mask.*\[4, 2\]"):
         PreferenceLossFn()(
-            {"value_mask": torch.zeros(4, 3)}, one, one, values=torch.zeros(4, 2)
+            {"value_mask": torch.zeros(4, 3), "sample_mask": torch.ones(4)},
+            one,
+            one,
+            values=torch.zeros(4, 2),
         )
     with pytest.raises(ConfigError, match="cliprange"):
         MseValueLossFn({"cliprange": 0.0})

@@ -71,7 +71,7 @@ class LossFunction(Protocol):
 
     def __call__(
         self,
-        data: TrainingRows,
+        data: BatchedDataDict[Any],
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -79,7 +79,8 @@ class LossFunction(Protocol):
         """Give the micro-batch's share of the loss, and its metrics.
 
         Args:
-            data: The micro-batch (`TrainDatumSpec` and the loss's own columns).
+            data: The micro-batch: the columns of `TrainDatumSpec`, and any others. A
+                loss may say by the type of this argument which ones it reads.
             global_valid_seqs: Trained sequences in the global batch, over all ranks.
             global_valid_toks: Trained tokens in the global batch, over all ranks.
             inputs: `next_token_logprobs`, `logits` or `values`, or those of

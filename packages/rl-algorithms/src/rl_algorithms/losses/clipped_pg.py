@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rl_algorithms.losses.columns import LossRows
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.kept_rows import kept_logprobs
 from rl_algorithms.losses.options import read_options
+from rl_algorithms.losses.policy_columns import COLUMNS, ClippedPGLossDataDict
 from rl_algorithms.losses.policy_metrics import policy_metrics
 from rl_algorithms.losses.policy_terms import PolicyTerms
 from rl_algorithms.losses.reductions import masked_mean
 from rl_distributed.metrics.values import MetricValue
 from rl_models.types import LossInputType, LossType
 
-__all__ = ["ClippedPGLossFn"]
+__all__ = ["ClippedPGLossDataDict", "ClippedPGLossFn"]
 
 
 class ClippedPGLossFn:
@@ -64,7 +66,7 @@ class ClippedPGLossFn:
 
     def __call__(
         self,
-        data: Mapping[str, Any],
+        data: LossRows[ClippedPGLossDataDict],
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -78,7 +80,8 @@ class ClippedPGLossFn:
             inputs: `next_token_logprobs` [B, S-1].
         """
         config = self.config
-        terms = PolicyTerms.read(data, inputs, config)
+        rows = COLUMNS.read(data)
+        terms = PolicyTerms.read(rows, inputs, config)
         per_token = self._policy_loss(terms)
         if terms.kl is not None:
             per_token = per_token + config.reference_policy_kl_penalty * terms.kl
@@ -88,7 +91,7 @@ class ClippedPGLossFn:
             per_token = per_token + config.positive_nll_coef * terms.nll
         loss = self._aggregate(per_token, terms, global_valid_seqs, global_valid_toks)
         with torch.no_grad():
-            found = kept_logprobs(data, terms.prev)
+            found = kept_logprobs(rows, terms.prev)
             return loss, policy_metrics(loss, terms) | found
 
     def _policy_loss(self, terms: PolicyTerms) -> Tensor:

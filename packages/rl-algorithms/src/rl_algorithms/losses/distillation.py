@@ -9,13 +9,13 @@ events (k, or k + 1 with the bucket).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from rl_algorithms.errors import LossInputError
-from rl_algorithms.losses.columns import column
+from rl_algorithms.losses.columns import LossColumns, LossRows, TokenMasks
 from rl_algorithms.losses.distillation_config import DistillationLossConfig
 from rl_algorithms.losses.divergence import (
     divergence,
@@ -27,9 +27,23 @@ from rl_algorithms.losses.reductions import masked_mean
 from rl_distributed.metrics.values import Mean, MetricValue, Sum
 from rl_models.types import LossInputType, LossType
 
-__all__ = ["DistillationLossFn"]
+__all__ = ["DistillationLossDataDict", "DistillationLossFn"]
 
 _NAME = "DistillationLossFn"
+
+
+class DistillationLossDataDict(TokenMasks):
+    """Columns of `DistillationLossFn`."""
+
+    topk_logits: Annotated[
+        Tensor, "[B, S, k]; take it from the teacher's get_topk_logits"
+    ]
+    topk_log_normalizer: Annotated[
+        Tensor, "[B, S]; take it from the teacher's get_topk_logits"
+    ]
+
+
+_COLUMNS = LossColumns(DistillationLossDataDict, _NAME)
 
 
 class DistillationLossFn:
@@ -61,7 +75,7 @@ class DistillationLossFn:
 
     def __call__(
         self,
-        data: Mapping[str, Any],
+        data: LossRows[DistillationLossDataDict],
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -79,21 +93,22 @@ class DistillationLossFn:
         """
         config = self.config
         student = self._input(inputs, "student_topk_logits")
-        teacher = self._column(data, "topk_logits").to(student.dtype)
+        rows = _COLUMNS.read(data)
+        # The last position predicts nothing.
+        teacher = rows["topk_logits"][:, :-1].to(student.dtype)
         if teacher.shape != student.shape:
             raise LossInputError(
                 "column 'topk_logits' without its last position must be "
                 f"{list(student.shape)}: got {list(teacher.shape)}"
             )
-        sample_mask = column(data, "sample_mask", needed_by=_NAME)
         # Column i of the logits predicts token i + 1, so masks lose their first
         # position and logits their last.
-        weights = column(data, "token_mask", needed_by=_NAME)[:, 1:].to(student.dtype)
-        weights = weights * sample_mask[:, None]
+        weights = rows["token_mask"][:, 1:].to(student.dtype)
+        weights = weights * rows["sample_mask"][:, None]
         # Continue with trained positions only: others may even be NaN, and cost time.
         here = weights != 0
         weights, teacher, student = weights[here], teacher[here], student[here]
-        p_norm = self._column(data, "topk_log_normalizer").to(student.dtype)[here]
+        p_norm = rows["topk_log_normalizer"][:, :-1].to(student.dtype)[here]
         q_norm = self._input(inputs, "student_log_normalizer")[here]
         p_whole, q_whole = teacher - p_norm[:, None], student - q_norm[:, None]
         p, q = torch.log_softmax(teacher, -1), torch.log_softmax(student, -1)
@@ -125,11 +140,6 @@ class DistillationLossFn:
                 "it for LossInputType.DISTILLATION"
             )
         return inputs[name]
-
-    @staticmethod
-    def _column(data: Mapping[str, Any], name: str) -> Tensor:
-        """Return a column without its last position, which predicts nothing."""
-        return column(data, name, needed_by=_NAME)[:, :-1]
 
 
 @torch.no_grad()

@@ -6,21 +6,40 @@ Shapes: B pairs are 2 B rows, chosen and rejected alternating; S tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rl_algorithms.errors import LossInputError
-from rl_algorithms.losses.columns import TokenColumns, column, next_token_column
+from rl_algorithms.losses.columns import (
+    LossColumns,
+    LossRows,
+    TokenColumns,
+    TokenMasks,
+    next_tokens,
+)
 from rl_algorithms.losses.dpo_config import DPOLossConfig
 from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.reductions import masked_mean
 from rl_distributed.metrics.values import Mean, MetricValue, Sum
 from rl_models.types import LossInputType, LossType
 
-__all__ = ["DPOLossFn"]
+__all__ = ["DPOLossDataDict", "DPOLossFn"]
+
+
+class DPOLossDataDict(TokenMasks):
+    """Columns of `DPOLossFn`."""
+
+    reference_policy_logprobs: Annotated[
+        Tensor,
+        "[2 B, S] per token or [2 B] summed over the answers; take it from "
+        "policy.get_reference_policy_logprobs",
+    ]
+
+
+_COLUMNS = LossColumns(DPOLossDataDict, "DPOLossFn")
 
 
 class DPOLossFn:
@@ -61,7 +80,7 @@ class DPOLossFn:
 
     def __call__(
         self,
-        data: Mapping[str, Any],
+        data: LossRows[DPOLossDataDict],
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -77,7 +96,8 @@ class DPOLossFn:
             inputs: `next_token_logprobs` [2 B, S-1].
         """
         config = self.config
-        columns = TokenColumns.read(data, inputs, needed_by="DPOLossFn")
+        rows = _COLUMNS.read(data)
+        columns = TokenColumns.read(rows, inputs, needed_by=_COLUMNS.loss)
         # An odd number means that a micro-batch has split a pair, and all later rows
         # would be compared with the wrong answer.
         if len(columns.logprobs) % 2:
@@ -89,7 +109,7 @@ class DPOLossFn:
         # differences.
         num_tokens = columns.token_mask.sum(-1, dtype=torch.float64)
         policy = _answer_sums(columns.logprobs, columns)
-        log_ratio = policy - self._reference(data, columns)
+        log_ratio = policy - self._reference(rows, columns)
         # Padding rows have no trained token; they count 0, but 0 / 0 would still be
         # NaN.
         lengths = num_tokens.clamp(min=1.0)
@@ -117,14 +137,14 @@ class DPOLossFn:
         metrics |= {n: Sum(share) for n, share in zip(names, shares, strict=True)}
         return loss, metrics
 
-    def _reference(self, data: Mapping[str, Any], columns: TokenColumns) -> Tensor:
+    @staticmethod
+    def _reference(rows: DPOLossDataDict, columns: TokenColumns) -> Tensor:
         """Return [2 B], the log-probs of the answers under the reference policy."""
-        name, needed_by = "reference_policy_logprobs", "DPOLossFn"
-        values = column(data, name, needed_by=needed_by)
+        values = rows["reference_policy_logprobs"]
         if values.dim() == 1:
             # `where` and not a product: sums of padding rows may be NaN.
             return torch.where(columns.sample_mask != 0, values.double(), 0.0)
-        values = next_token_column(data, name, columns.logprobs, needed_by=needed_by)
+        values = next_tokens(values, "reference_policy_logprobs", columns.logprobs)
         return _answer_sums(values, columns)
 
     def _pair_loss(self, margin: Tensor) -> Tensor:

@@ -9,15 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Final, NotRequired
 
 from torch import Tensor
 
+from rl_algorithms.losses.columns import TokenMasks
 from rl_distributed.metrics.values import MetricValue
 
-__all__ = ["KEPT_LOGPROBS", "KEPT_ROW", "RowLogprobs", "kept_logprobs"]
+__all__ = [
+    "KEPT_LOGPROBS",
+    "KEPT_ROW",
+    "KeptRows",
+    "RowLogprobs",
+    "kept_logprobs",
+]
 
-KEPT_ROW = "kept_row"
+KEPT_ROW: Final = "kept_row"
 """Column [R] with a number of each kept row that is its own, and -1 for the others."""
 KEPT_LOGPROBS = "kept_logprobs"
 """Name under which they are among the metrics of a loss."""
@@ -43,7 +50,13 @@ class RowLogprobs(MetricValue):
         return True
 
 
-def kept_logprobs(data: Mapping[str, Any], logprobs: Tensor) -> dict[str, MetricValue]:
+class KeptRows(TokenMasks):
+    """Columns of `kept_logprobs`."""
+
+    kept_row: NotRequired[Annotated[Tensor, "[B]; see `KEPT_ROW`"]]
+
+
+def kept_logprobs(data: KeptRows, logprobs: Tensor) -> dict[str, MetricValue]:
     """Return the log-probs of the kept rows of a micro-batch, or nothing.
 
     Args:

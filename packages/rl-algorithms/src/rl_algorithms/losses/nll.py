@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from rl_algorithms.losses.columns import TokenColumns
+from rl_algorithms.losses.columns import LossColumns, LossRows, TokenColumns, TokenMasks
 from rl_algorithms.losses.reductions import masked_mean
 from rl_distributed.metrics.values import MetricValue, Sum
 from rl_models.types import LossInputType, LossType
 
 __all__ = ["NLLLossFn"]
+
+_COLUMNS = LossColumns(TokenMasks, "NLLLossFn")
 
 
 class NLLLossFn:
@@ -29,7 +28,7 @@ class NLLLossFn:
 
     def __call__(
         self,
-        data: Mapping[str, Any],
+        data: LossRows[TokenMasks],
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -42,7 +41,9 @@ class NLLLossFn:
             global_valid_toks: Number of trained tokens in the global batch.
             inputs: `next_token_logprobs` [B, S-1].
         """
-        columns = TokenColumns.read(data, inputs, needed_by="NLLLossFn")
+        columns = TokenColumns.read(
+            _COLUMNS.read(data), inputs, needed_by=_COLUMNS.loss
+        )
         loss = -masked_mean(
             columns.logprobs,
             columns.mask,

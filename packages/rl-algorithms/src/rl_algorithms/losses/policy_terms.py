@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from rl_algorithms.errors import LossInputError
-from rl_algorithms.losses.columns import TokenColumns, column, next_token_column
+from rl_algorithms.losses.columns import TokenColumns, next_tokens
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.losses.importance import importance_weights, truncate_weights
 from rl_algorithms.losses.kl import calculate_kl
+from rl_algorithms.losses.policy_columns import COLUMNS, ClippedPGLossDataDict
 from rl_algorithms.losses.reductions import masked_mean
 
 __all__ = ["MAX_LOG_RATIO", "PolicyTerms", "bounded_exp"]
@@ -23,7 +23,6 @@ __all__ = ["MAX_LOG_RATIO", "PolicyTerms", "bounded_exp"]
 MAX_LOG_RATIO = 20.0
 """Bound on absolute log-ratios: beyond it the clip takes effect anyway, and exp would
 overflow and lead to NaN gradients."""
-_NAME = "ClippedPGLossFn"
 
 
 @dataclass(slots=True)
@@ -54,44 +53,54 @@ class PolicyTerms:
     @classmethod
     def read(
         cls,
-        data: Mapping[str, Any],
+        rows: ClippedPGLossDataDict,
         inputs: Mapping[str, Tensor],
         config: ClippedPGLossConfig,
     ) -> PolicyTerms:
         """Compute the terms required by `config` from the columns of a batch."""
-        tokens = TokenColumns.read(data, inputs, needed_by=_NAME)
-        curr = tokens.logprobs
-        on_policy = config.force_on_policy_ratio or data.get("prev_logprobs") is None
-        # Detached, so that the ratio is 1 but still has the gradient of log p.
-        prev = curr.detach() if on_policy else _read(data, "prev_logprobs", curr)
-        generation = _generation(data, curr, config)
+        tokens = TokenColumns.read(rows, inputs, needed_by=COLUMNS.loss)
+        curr, prev = tokens.logprobs, rows.get("prev_logprobs")
+        if config.force_on_policy_ratio or prev is None:
+            # Detached, so that the ratio is 1 but still has the gradient of log p.
+            prev = curr.detach()
+        else:
+            prev = _constant(rows, "prev_logprobs", prev, curr)
+        generation = _generation(rows, curr, config)
         ratio, clipped = _ratios(tokens, prev, config)
-        terms = cls(tokens, _advantages(data, curr), prev, generation, ratio, clipped)
+        terms = cls(tokens, _advantages(rows, curr), prev, generation, ratio, clipped)
         # Computed even without a correction, as the metrics of the mismatch report
         # them.
         if generation is not None:
             terms.weights, terms.outside = _weights(terms, generation, config)
         if config.has_kl_term:
-            terms.kl = _kl(data, terms, config)
+            terms.kl = _kl(rows, terms, config)
         if config.entropy_coef > 0:
             terms.entropy = _entropy(terms)
         if config.positive_nll_coef > 0:
-            terms.nll = _positive_nll(data, tokens)
+            terms.nll = _positive_nll(rows, tokens)
         return terms
 
 
-def _read(data: Mapping[str, Any], name: str, like: Tensor) -> Tensor:
-    value = next_token_column(data, name, like, needed_by=_NAME)
+def _constant(
+    rows: ClippedPGLossDataDict,
+    name: str,
+    value: Tensor | None,
+    like: Tensor,
+    why: str = "",
+) -> Tensor:
+    """Return a column of log-probs [B, S] as [B, T], without gradient."""
+    value = next_tokens(COLUMNS.need(value, name, rows, why), name, like)
     # Columns are data: only the log-probs of the current forward pass carry a gradient.
     return value.detach().to(like.dtype)
 
 
 def _generation(
-    data: Mapping[str, Any], like: Tensor, config: ClippedPGLossConfig
+    rows: ClippedPGLossDataDict, like: Tensor, config: ClippedPGLossConfig
 ) -> Tensor | None:
     """Return the sampler's log-probs, or None if missing and not needed."""
-    if data.get("generation_logprobs") is not None:
-        return _read(data, "generation_logprobs", like)
+    found = rows.get("generation_logprobs")
+    if found is not None:
+        return _constant(rows, "generation_logprobs", found, like)
     needing = config.names_needing_generation_logprobs
     if needing:
         raise LossInputError(
@@ -103,8 +112,8 @@ def _generation(
     return None
 
 
-def _advantages(data: Mapping[str, Any], like: Tensor) -> Tensor:
-    advantages = column(data, "advantages", needed_by=_NAME)
+def _advantages(rows: ClippedPGLossDataDict, like: Tensor) -> Tensor:
+    advantages = rows["advantages"]
     if advantages.dim() == 2 and advantages.shape[1] == like.shape[1] + 1:
         return advantages[:, 1:].to(like.dtype)
     if advantages.dim() == 1 and advantages.shape[0] == like.shape[0]:
@@ -152,11 +161,13 @@ def _weights(
 
 
 def _kl(
-    data: Mapping[str, Any], terms: PolicyTerms, config: ClippedPGLossConfig
+    rows: ClippedPGLossDataDict, terms: PolicyTerms, config: ClippedPGLossConfig
 ) -> Tensor:
     tokens = terms.tokens
     curr = tokens.blank(tokens.logprobs)
-    reference = _read(data, "reference_policy_logprobs", curr)
+    name, found = "reference_policy_logprobs", rows.get("reference_policy_logprobs")
+    why = " with reference_policy_kl_penalty"
+    reference = _constant(rows, name, found, curr, why)
     weights = None
     if config.use_on_policy_kl_approximation and terms.generation is not None:
         # Detached: the weight corrects for the sampler's distribution, and is not
@@ -195,12 +206,14 @@ def _entropy(terms: PolicyTerms) -> Tensor:
     return weight - weight.detach() - weight * curr
 
 
-def _positive_nll(data: Mapping[str, Any], tokens: TokenColumns) -> Tensor:
-    weights = column(data, "nll_weights", needed_by=f"{_NAME} with positive_nll_coef")
-    rows = tokens.logprobs.shape[0]
-    if weights.shape != (rows,):
+def _positive_nll(rows: ClippedPGLossDataDict, tokens: TokenColumns) -> Tensor:
+    found, why = rows.get("nll_weights"), " with positive_nll_coef"
+    weights = COLUMNS.need(found, "nll_weights", rows, why)
+    num_rows = tokens.logprobs.shape[0]
+    if weights.shape != (num_rows,):
         raise LossInputError(
-            f"column 'nll_weights' must be [B] = [{rows}]: got {list(weights.shape)}"
+            f"column 'nll_weights' must be [B] = [{num_rows}]: got "
+            f"{list(weights.shape)}"
         )
     nll = -tokens.blank(tokens.logprobs)
     return weights.to(nll.dtype).unsqueeze(1) * nll

@@ -6,23 +6,37 @@ Shapes: B pairs are 2 B rows, chosen and rejected alternating; S tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rl_algorithms.errors import LossInputError
-from rl_algorithms.losses.columns import column
+from rl_algorithms.losses.columns import LossColumns, LossRows
 from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.preference_config import PreferenceLossConfig
 from rl_algorithms.losses.reductions import masked_mean
 from rl_distributed.metrics.values import Mean, MetricValue, Sum
 from rl_models.types import LossInputType, LossType
 
-__all__ = ["PreferenceLossFn"]
+__all__ = ["PreferenceLossDataDict", "PreferenceLossFn"]
 
 _NAME = "PreferenceLossFn"
+
+
+class PreferenceLossDataDict(TypedDict):
+    """Columns of `PreferenceLossFn`."""
+
+    value_mask: Annotated[
+        Tensor, "[2 B, S]; set it to 1 at each row's last token, 0 elsewhere"
+    ]
+    sample_mask: Annotated[
+        Tensor, "[2 B]; set it to 1 for rows that count, as torch.ones(2 * B)"
+    ]
+
+
+_COLUMNS = LossColumns(PreferenceLossDataDict, _NAME)
 
 
 class PreferenceLossFn:
@@ -57,7 +71,7 @@ class PreferenceLossFn:
 
     def __call__(
         self,
-        data: Mapping[str, Any],
+        data: LossRows[PreferenceLossDataDict],
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -70,8 +84,10 @@ class PreferenceLossFn:
             global_valid_toks: Not used.
             inputs: `values` [2 B, S].
         """
-        rewards = _rewards(data, inputs)
-        sample_mask = column(data, "sample_mask", needed_by=_NAME).to(rewards.dtype)
+        values = _values(inputs)
+        rows = _COLUMNS.read(data)
+        rewards = _rewards(rows, values)
+        sample_mask = rows["sample_mask"].to(rewards.dtype)
         counts = torch.minimum(sample_mask[0::2], sample_mask[1::2])
         # A pair with one invalid row is dropped whole: there is nothing to compare
         # with.
@@ -89,8 +105,8 @@ class PreferenceLossFn:
             return loss, _metrics(loss, chosen, rejected, counts)
 
 
-def _rewards(data: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
-    """Return [2 B], the value at the last token of each row."""
+def _values(inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return [2 B, S], the values of pairs."""
     values = inputs.get("values")
     if values is None:
         raise LossInputError(
@@ -104,7 +120,12 @@ def _rewards(data: Mapping[str, Any], inputs: Mapping[str, Tensor]) -> Tensor:
             f"{_NAME} takes rows in pairs, chosen and rejected alternating: got "
             f"{len(values)} rows"
         )
-    last = column(data, "value_mask", needed_by=_NAME)
+    return values
+
+
+def _rewards(rows: PreferenceLossDataDict, values: Tensor) -> Tensor:
+    """Return [2 B], the value at the last token of each row."""
+    last = rows["value_mask"]
     if last.shape != values.shape:
         raise LossInputError(
             f"column 'value_mask' must be [2 B, S] = {list(values.shape)}: got "

@@ -6,22 +6,45 @@ Shapes: B rows, S tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, NotRequired
 
 import torch
 from torch import Tensor
 
 from rl_algorithms.errors import LossInputError
-from rl_algorithms.losses.columns import column, next_token_column
+from rl_algorithms.losses.columns import (
+    LossColumns,
+    LossRows,
+    TokenMasks,
+    next_tokens,
+)
 from rl_algorithms.losses.options import read_options
 from rl_algorithms.losses.reductions import masked_mean
 from rl_algorithms.losses.value_config import MseValueLossConfig
 from rl_distributed.metrics.values import Mean, MetricValue, Sum
 from rl_models.types import LossInputType, LossType
 
-__all__ = ["MseValueLossFn"]
+__all__ = ["MseValueLossDataDict", "MseValueLossFn"]
 
 _NAME = "MseValueLossFn"
+
+
+class MseValueLossDataDict(TokenMasks):
+    """Columns of `MseValueLossFn`."""
+
+    returns: Annotated[
+        Tensor, "[B, S] of each token; compute it with rl_algorithms.advantages"
+    ]
+    values: NotRequired[
+        Annotated[
+            Tensor,
+            "[B, S] before the step; take it from critic.get_values, or set cliprange "
+            "to null",
+        ]
+    ]
+
+
+_COLUMNS = LossColumns(MseValueLossDataDict, _NAME)
 
 
 class MseValueLossFn:
@@ -56,7 +79,7 @@ class MseValueLossFn:
 
     def __call__(
         self,
-        data: Mapping[str, Any],
+        data: LossRows[MseValueLossDataDict],
         global_valid_seqs: Tensor,
         global_valid_toks: Tensor,
         **inputs: Tensor,
@@ -70,19 +93,23 @@ class MseValueLossFn:
             inputs: `values` [B, S]; entry i is of the state after tokens 0 to i.
         """
         values = _values(inputs)
-        token_mask = next_token_column(data, "token_mask", values, needed_by=_NAME)
-        sample_mask = column(data, "sample_mask", needed_by=_NAME)
-        mask = token_mask.to(values.dtype) * sample_mask.to(values.dtype)[:, None]
+        rows = _COLUMNS.read(data)
+        token_mask = next_tokens(rows["token_mask"], "token_mask", values)
+        sample_mask = rows["sample_mask"].to(values.dtype)
+        mask = token_mask.to(values.dtype) * sample_mask[:, None]
         masked_out = mask == 0
         values = values.masked_fill(masked_out, 0.0)
-        returns = self._returns(data, values).masked_fill(masked_out, 0.0)
+        # Returns are targets: a gradient through them would move the target to the
+        # value.
+        returns = next_tokens(rows["returns"], "returns", values).detach()
+        returns = returns.to(values.dtype).masked_fill(masked_out, 0.0)
         error = (values - returns).square()
         clipped = masked_out.new_zeros(())
         if self.config.cliprange is not None:
             # Values are of the state after a token, returns of the token itself: one
             # drops the last position, the other the first.
-            old = column(data, "values", needed_by=_NAME)[:, :-1].detach()
-            old = old.to(values.dtype).masked_fill(masked_out, 0.0)
+            old = _COLUMNS.need(rows.get("values"), "values", rows, " with cliprange")
+            old = old[:, :-1].detach().to(values.dtype).masked_fill(masked_out, 0.0)
             low, high = old - self.config.cliprange, old + self.config.cliprange
             held = torch.minimum(torch.maximum(values, low), high)
             clipped = (held - returns).square() > error
@@ -94,13 +121,6 @@ class MseValueLossFn:
         )
         with torch.no_grad():
             return loss, _metrics(loss, values, returns, clipped, mask)
-
-    @staticmethod
-    def _returns(data: Mapping[str, Any], like: Tensor) -> Tensor:
-        returns = next_token_column(data, "returns", like, needed_by=_NAME)
-        # Returns are targets: a gradient through them would move the target to the
-        # value.
-        return returns.detach().to(like.dtype)
 
 
 def _values(inputs: Mapping[str, Tensor]) -> Tensor:
