@@ -213,6 +213,13 @@ def chaos(session: nox.Session) -> None:
 
 
 @nox.session
+def soak(session: nox.Session) -> None:
+    """Look for growth in two long runs (`-- --steps 3000 --kind synchronous`)."""
+    sync(session)
+    python(session, "-m", "benchmarks.soak", *session.posargs)
+
+
+@nox.session
 def mutants(session: nox.Session) -> None:
     """Change the sources in small ways; each must fail a test (`-- --subset`)."""
     sync(session)

@@ -1,0 +1,1 @@
+"""Long runs, whose processes and files are watched for growth."""
