@@ -97,7 +97,7 @@ def test_a_local_cluster_has_only_the_processes_that_it_needs(ray_cluster):
         assert not [command for command in commands if f"/{script}" in command]
 
 
-def test_a_local_cluster_starts_no_workers_in_advance(ray_cluster):
+def test_a_local_cluster_starts_no_workers_and_records_no_tasks(ray_cluster):
     [configs] = {
         argument.removeprefix("--config_list=")
         for process in psutil.Process().children(recursive=True)
@@ -106,6 +106,7 @@ def test_a_local_cluster_starts_no_workers_in_advance(ray_cluster):
     }
     config = json.loads(base64.b64decode(configs))
     assert config["prestart_worker_first_driver"] is False
+    assert config["task_events_report_interval_ms"] == 0
 
 
 @pytest.mark.parametrize("log_monitor", [False, True])

@@ -77,7 +77,13 @@ _LOOPBACK = "127.0.0.1"
 # Ray would start plain workers in advance, one per CPU. It takes none of these for a
 # worker group, whose workers have variables of their own: each would cost 0.8 s of CPU
 # time while the group starts, and memory until it has been idle for long enough to end.
-_SYSTEM_CONFIG = {"prestart_worker_first_driver": False}
+# It would also record the events of the last 100,000 tasks, a call being one, for its
+# dashboard and state commands, of which the cluster has none: 30 KB per training step
+# in the server that keeps the cluster's state.
+_SYSTEM_CONFIG = {
+    "prestart_worker_first_driver": False,
+    "task_events_report_interval_ms": 0,
+}
 _lock = threading.RLock()
 # Audit action at the end of this process, by whether it started its cluster.
 _END_ACTIONS = {True: "cluster.stop", False: "cluster.leave"}
