@@ -11,6 +11,7 @@ by the proportional share of each process (`Pss_Shmem`).
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -168,13 +169,12 @@ def folder_parts(folder: Path) -> dict[str, tuple[int, int]]:
     `metrics.jsonl`, `rollouts`; the others of the run by the first name below its own.
     """
     found: dict[str, tuple[int, int]] = {}
-    for path in folder.rglob("*"):
-        # A checkpoint that is just being deleted.
-        with suppress(OSError):
-            if not path.is_file() or path.is_symlink():
-                continue
-            names = path.relative_to(folder).parts
-            name = names[2] if names[0] == "stages" and len(names) > 2 else names[0]
-            files, size = found.get(name, (0, 0))
-            found[name] = files + 1, size + path.stat().st_size
+    # Not by `rglob`, which fails where a checkpoint is deleted meanwhile.
+    for place, _, files in os.walk(folder):
+        for path in map(Path(place).joinpath, files):
+            with suppress(OSError):
+                names = path.relative_to(folder).parts
+                name = names[2] if names[0] == "stages" and len(names) > 2 else names[0]
+                num_files, size = found.get(name, (0, 0))
+                found[name] = num_files + 1, size + path.lstat().st_size
     return found
