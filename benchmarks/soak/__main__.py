@@ -5,8 +5,8 @@ beside it, takes a sample every second, and compares the samples after step 300.
 per kind is printed; the exit code is 1 if anything has grown by more than its limit, in
 all and in the second half:
 
-- a process: 1 % of its memory, one open file or one thread per 1,000 steps; the server
-  of the page, which holds the metrics of all steps: 128 MiB in all,
+- a process: 1 % of its memory (at least 256 KiB), one open file or one thread per 1,000
+  steps; the server of the page, which holds the metrics of all steps: 128 MiB in all,
 - the object store, the shared memory and the parts of the run folder: 1 % per 1,000
   steps; the time line and the kept answers: their own size; of the files that keep a
   line per step, the bytes per step are reported,
@@ -160,7 +160,7 @@ def _measure(options: argparse.Namespace, folder: Path) -> int:
     if options.json is not None:
         options.json.write_text(json.dumps(written, indent=1) + "\n")
     if options.picture is not None:
-        draw(options.picture, runs)
+        draw(options.picture, runs, options.steps)
     return 1 if breaches else 0
 
 

@@ -25,6 +25,8 @@ FIRST_STEP = 300
 NUM_WINDOWS = 6
 MEMORY_SHARE = 0.01
 """Maximum growth of memory and bytes per 1,000 steps, as a share."""
+LEAST_BYTES = 256 << 10
+"""The same for processes below 25 MiB: allocators take memory in such pieces."""
 COUNT = 1.0
 """Maximum growth of open files, threads and numbers of files per 1,000 steps."""
 OF_PROCESS = ("memory_bytes", "descriptors", "threads")
@@ -169,7 +171,8 @@ def _allowed(name: str, quantity: str, growth: Growth) -> dict[str, float]:
         return {"most": BOUNDED_PARTS[part]}
     if part in LINE_FILES or name == "Ray's session":
         return {}
-    return {"most_per_1000": MEMORY_SHARE * growth.begin}
+    least = LEAST_BYTES if quantity == "memory_bytes" else 0
+    return {"most_per_1000": max(MEMORY_SHARE * growth.begin, least)}
 
 
 def table(found: Sequence[Finding]) -> str:

@@ -1,4 +1,4 @@
-"""The picture of a soak: memory of each process by step, relative to its beginning."""
+"""The picture of a soak: memory of each process by step, above its beginning."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from benchmarks.soak.growth import FIRST_STEP, Growth, series
+from benchmarks.soak.recipe import PAGE_SERVER
 
 
-def draw(path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Draw one panel per run.
+def draw(
+    path: Path, runs: Mapping[str, Sequence[Mapping[str, Any]]], num_steps: int
+) -> None:
+    """Draw one panel per run, without the server of its page.
 
     Args:
         path: Picture to write.
         runs: Samples by the kind of the run.
+        num_steps: Number of steps of each, whose end is left out.
     """
     figure = Figure(figsize=(9, 4), dpi=110, layout="tight")
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for axes, (kind, samples) in zip(panels, runs.items(), strict=True):
-        kept = [sample for sample in samples if sample["step"] > FIRST_STEP]
+        kept = [s for s in samples if FIRST_STEP < s["step"] < num_steps]
         for (name, quantity), points in series(kept).items():
-            growth = Growth.of(points) if quantity == "memory_bytes" else None
-            if growth is None:
+            growth = Growth.of(points)
+            if quantity != "memory_bytes" or name == PAGE_SERVER or growth is None:
                 continue
             steps, values = zip(*points, strict=True)
-            shares = [100 * (value / growth.begin - 1) for value in values]
-            axes.plot(steps, shares, label=name, linewidth=1.2)
+            above = [(value - growth.begin) / (1 << 20) for value in values]
+            axes.plot(steps, above, label=name, linewidth=1.2)
         axes.set_title(kind, fontsize=10)
         axes.set_xlabel("training step")
         axes.grid(alpha=0.3)
-    panels[0].set_ylabel("memory, % more than after 300 steps")
+    panels[0].set_ylabel("memory above the first samples, MiB")
     panels[0].legend(fontsize=7, loc="upper left")
     figure.savefig(path)
