@@ -146,6 +146,19 @@ CASES = (
         "grpo.num_generations_per_prompt must be at least 2",
     ),
     _grpo(
+        "weights between tokens of vLLM's synchronous engine",
+        "grpo.asynchronous.weight_updates=between_tokens "
+        "loss_fn.use_importance_sampling_correction=true "
+        "policy.generation.backend=vllm",
+        "policy.generation.vllm.async_engine=false loads weights between two calls",
+    ),
+    _grpo(
+        "weights between tokens without sampling ahead",
+        "grpo.asynchronous.weight_updates=between_tokens "
+        "grpo.asynchronous.max_staleness=0",
+        "needs max_staleness above 0: got 0",
+    ),
+    _grpo(
         "answers longer than the context",
         "policy.generation.max_new_tokens=12",
         "must leave room for the prompt",

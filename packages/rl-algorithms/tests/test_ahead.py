@@ -24,6 +24,7 @@ from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.engine import RolloutEngine
 from rl_algorithms.trainers.ahead import scoring
 from rl_algorithms.trainers.ahead.answer_files import read_answers, write_answers
+from rl_algorithms.trainers.ahead.jobs import Job
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.sampler import AheadSampler
 from rl_algorithms.trainers.ahead.saved import SavedAhead
@@ -33,7 +34,9 @@ from rl_algorithms.trainers.ahead.scoring import (
     for_several_threads,
 )
 from rl_algorithms.trainers.ahead.shape import RunShape
+from rl_algorithms.trainers.ahead.start import check_ahead
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
+from rl_algorithms.trainers.setup.components import Components, Needs
 from rl_distributed.errors import ConfigError, WorkerDiedError
 from rl_envs import AgentEnvironment, EnvironmentInterface
 
@@ -125,6 +128,7 @@ class Run:
                 max_attempts=rollout.retry.max_attempts,
                 seed=7,
                 max_trainer_restarts=3,
+                updates_in_flight=config.get("weight_updates") == "between_tokens",
             ),
             PromptSource(self.loader, 2),
             self.rollouts,
@@ -268,6 +272,86 @@ class TestStep:
             pytest.raises(AlgorithmError, match="while it served 0"),
         ):
             self.run.step()
+
+
+class TestWeightsInFlight:
+    def run(self, tokenizer, tmp_path, judge=good, **options):
+        return Run(
+            tokenizer,
+            tmp_path,
+            judge,
+            max_staleness=1,
+            weight_updates="between_tokens",
+            **options,
+        )
+
+    def test_weights_do_not_wait_for_answers(self, tokenizer, tmp_path):
+        begun = threading.Event()
+        text = scripted.texts_of(tokenizer, lambda call, row: "ab$")
+
+        def sample(call, row, seed):
+            # The call for step 2, which begins with weights 1.
+            if call == 1:
+                begun.set()
+                end_s = time.monotonic() + DEADLINE_S
+                while 2 not in run.sync.loads:
+                    assert time.monotonic() < end_s
+            return text(call, row, seed)
+
+        def versions(call):
+            return [1, 2] if call == 1 else run.generation.weight_version
+
+        with self.run(tokenizer, tmp_path, sample=sample) as run:
+            run.generation.versions = versions
+            found = []
+            for number in range(1, 5):
+                found.append(run.sampler.next_step())
+                if number == 2:
+                    assert begun.wait(DEADLINE_S)
+                run.sampler.end_step(number)
+        names = ("mixed_version_rate", "staleness_max")
+        mixed, oldest = (
+            [metrics[f"asynchronous/{name}"].value for _, metrics in found]
+            for name in names
+        )
+        assert mixed[:3] == [0.0, 0.0, 1.0]
+        assert oldest[:3] == [0.0, 1.0, 1.0]
+        result = found[2][0]
+        sampled = result.rows["token_versions"]
+        assert {tuple(row[row >= 0].tolist()) for row in sampled} == {(1, 2)}
+        assert result.rows["weight_version"].tolist() == [1] * 4
+
+    def test_weights_of_somebody_else(self, tokenizer, tmp_path):
+        with self.run(tokenizer, tmp_path) as run:
+            run.generation.versions = lambda call: [0, 5]
+            with pytest.raises(AlgorithmError, match="with weights 5 while it served"):
+                run.step()
+
+    def test_weights_that_were_replaced_before_the_call(self, tokenizer, tmp_path):
+        def versions(call):
+            number = run.generation.weight_version
+            return [number - 1, number] if number == 2 else number
+
+        with self.run(tokenizer, tmp_path) as run:
+            run.generation.versions = versions
+            with pytest.raises(AlgorithmError, match="with weights 1 while it served"):
+                [run.step() for _ in range(4)]
+
+    def test_steps_without_training_share_a_number(self, tokenizer, tmp_path):
+        with self.run(tokenizer, tmp_path) as run:
+            steps = []
+            for number in (1, 1, 1, 2):
+                _, metrics = run.sampler.next_step()
+                steps.append(metrics["asynchronous/staleness_max"].value)
+                run.sampler.end_step(number)
+        assert max(steps) <= 1.0
+        assert set(run.sync.loads) <= {1, 2}
+
+    def test_an_agent_may_note_versions_in_any_order(self):
+        job = Job(None, None)
+        for version in (3, 4, 2):
+            job.note_version(version)
+        assert (job.oldest_version, job.newest_version) == (2, 4)
 
 
 class TestFailures:
@@ -472,6 +556,15 @@ class TestRefusals:
             ),
             ({"data.streaming": True}, "data.streaming=false"),
             ({"data.pass_rate_filter": {}}, "pass_rate_filter needs: leave it out"),
+            (
+                {
+                    "grpo.asynchronous": {
+                        "max_staleness": 0,
+                        "weight_updates": "between_tokens",
+                    }
+                },
+                "needs max_staleness above 0: got 0",
+            ),
         ],
     )
     def test_what_cannot_be_asynchronous(self, settings, core):
@@ -487,6 +580,43 @@ class TestRefusals:
             good_run[section] = {**good_run[section], name: value}
         with pytest.raises(ConfigError, match=core):
             GRPOConfig.from_dict(good_run)
+
+    @pytest.mark.parametrize(
+        ("backend", "generator", "core"),
+        [
+            ({"backend": "huggingface"}, None, ""),
+            ({"backend": "auto"}, None, ""),
+            ({"backend": "vllm", "vllm": {"async_engine": True}}, None, ""),
+            ({"backend": "vllm"}, None, r"vllm\.async_engine=false loads weights"),
+            ({"backend": "openai"}, None, "backend 'openai' loads weights between two"),
+            ({}, SimpleNamespace(updates_in_flight=True), ""),
+            (
+                {},
+                SimpleNamespace(),
+                r"GenerationPolicy\(\.\.\., updates_in_flight=True",
+            ),
+        ],
+    )
+    def test_generators_that_load_weights_between_calls_only(
+        self, backend, generator, core
+    ):
+        config = GRPOConfig.from_dict(
+            {
+                "policy": {
+                    "model_name": "model",
+                    "max_total_sequence_length": 32,
+                    "generation": {"max_new_tokens": 4, **backend},
+                },
+                "grpo": {"asynchronous": {"weight_updates": "between_tokens"}},
+                "loss_fn": {"use_importance_sampling_correction": True},
+            }
+        )
+        given, needs = Components(generation=generator), Needs(generation=True)
+        if core:
+            with pytest.raises(ConfigError, match=core):
+                check_ahead(config, given, needs)
+        else:
+            check_ahead(config, given, needs)
 
     def test_without_staleness_no_correction_is_needed(self):
         config = PPOConfig.from_dict(

@@ -216,6 +216,35 @@ class TestAhead:
         assert all(r["processes"] == 1 and len(r["digest"]) == 32 for r in transfers)
         assert all(r["version"] <= r["step"] for r in transfers)
 
+    def test_answers_go_on_with_new_weights(self, pool, tiny_model, tmp_path):
+        settings = {**GRPO, **CORRECTED, "max_new_tokens": 52}
+        settings["max_total_sequence_length"] = 64
+        result = train(
+            pool,
+            tiny_model,
+            tmp_path / "run",
+            **settings,
+            **{
+                "policy.generation.stop_token_ids": [],
+                "record_training": True,
+                "max_num_steps": 8,
+                "val_period": 4,
+                "val_dataset": ROWS[:4],
+            },
+            **with_staleness(1, weight_updates="between_tokens"),
+        )
+        column = result.history.column
+        assert len(column("train:reward")[1]) == 8
+        mixed = column("train:asynchronous/mixed_version_rate")[1]
+        assert mixed[0] == 0.0
+        assert max(mixed) > 0.0
+        assert max(column("train:asynchronous/staleness_max")[1]) == 1.0
+        transfers = list(WeightLog(result.run_dir).read())
+        assert [record["version"] for record in transfers][-1] == 8
+        assert all(len(record["digest"]) == 32 for record in transfers)
+        replayed = rl.replay_run(result.run_dir, pool=pool)
+        assert replayed.is_same, replayed.difference
+
     def test_a_paused_run_samples_no_further_and_goes_on(
         self, pool, tiny_model, tmp_path
     ):

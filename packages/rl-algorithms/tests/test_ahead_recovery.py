@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rl_algorithms.errors import ScheduleError
-from rl_models.errors import WeightSyncError
+from rl_models.errors import GenerationError, WeightSyncError
 
 spec = importlib.util.spec_from_file_location(
     "ahead_runs", Path(__file__).with_name("test_ahead.py")
@@ -34,8 +34,17 @@ def go_back(run, saved, number):
 class TestGoesBack:
     @pytest.mark.parametrize("staleness", [0, 1, 2])
     @pytest.mark.parametrize("lost_in", [1, 2])
-    def test_each_prompt_comes_once(self, tokenizer, tmp_path, staleness, lost_in):
-        with ahead.Run(tokenizer, tmp_path, ahead.good, max_staleness=staleness) as run:
+    @pytest.mark.parametrize("updates", ["between_answers", "between_tokens"])
+    def test_each_prompt_comes_once(
+        self, tokenizer, tmp_path, staleness, lost_in, updates
+    ):
+        with ahead.Run(
+            tokenizer,
+            tmp_path,
+            ahead.good,
+            max_staleness=staleness,
+            weight_updates=updates,
+        ) as run:
             seen = run.step()[0]
             saved = run.sampler.state()
             for _ in range(1, lost_in):
@@ -188,8 +197,8 @@ class TestWeightsOfALostTrainer:
             desk = run.sampler._answers._generator
             wait_for_weights = desk._wait_for_weights
 
-            def noted(jobs, error):
-                wait_for_weights(jobs, error)
+            def noted(*arguments):
+                wait_for_weights(*arguments)
                 given_up.set()
 
             desk._wait_for_weights = noted
@@ -211,6 +220,65 @@ class TestWeightsOfALostTrainer:
         # The same answers; the loss of the trainer has cost them no attempt.
         assert calls[1] == calls[2]
         assert len(calls) == 5
+
+    def test_replicas_that_lose_their_weights_while_they_sample(
+        self, tokenizer, tmp_path
+    ):
+        begun, lost = threading.Event(), threading.Event()
+        text = ahead.scripted.texts_of(tokenizer, lambda call, row: "ab$")
+
+        def sample(call, row, seed):
+            if call == 1:
+                begun.set()
+                assert lost.wait(DEADLINE_S)
+                raise GenerationError("its last weight update failed")
+            return text(call, row, seed)
+
+        with ahead.Run(
+            tokenizer,
+            tmp_path,
+            ahead.good,
+            sample=sample,
+            max_staleness=1,
+            weight_updates="between_tokens",
+        ) as run:
+            load = run.sync.load
+
+            def broken(published):
+                if published == [2] and not lost.is_set():
+                    assert lost.wait(DEADLINE_S)
+                    raise WeightSyncError("rank 0 is gone")
+                load(published)
+
+            run.sync.load = broken
+            seen = run.step()[0]
+            saved = run.sampler.state()
+            run.sampler.next_step()
+            assert begun.wait(DEADLINE_S)
+            run.sampler.end_step(2)
+            assert run.sampler.lose_trainer("rank 0 is gone")
+            lost.set()
+            run.number = 1
+            run.sampler.trainer_is_back(saved, 1)
+            seen += "".join(run.step()[0] for _ in range(3))
+        assert sorted(seen) == list(LETTERS)
+
+    def test_a_generator_that_fails_otherwise_ends_the_run(self, tokenizer, tmp_path):
+        def sample(call, row, seed):
+            raise GenerationError("the logits are not finite numbers")
+
+        with (
+            ahead.Run(
+                tokenizer,
+                tmp_path,
+                ahead.good,
+                sample=sample,
+                max_staleness=1,
+                weight_updates="between_tokens",
+            ) as run,
+            pytest.raises(GenerationError, match="not finite"),
+        ):
+            run.step()
 
     def test_a_trainer_that_hangs_ends_the_run(self, tokenizer, tmp_path):
         with ahead.Run(

@@ -153,14 +153,18 @@ def test_sampling_ahead(folder: Path) -> None:
         "enabled": True,
         "max_trajectory_age_steps": 2,
         "in_flight_weight_updates": True,
+        "recompute_kv_cache_after_weight_updates": True,
     }
     corrected = {"use_importance_sampling_correction": True}
     imported = changed(
         folder, "grpo_math", grpo={"async_grpo": ahead}, loss_fn=corrected
     )
-    assert stage_of(imported)["grpo"]["asynchronous"] == {"max_staleness": 2}
-    why = reasons(imported)["grpo.async_grpo.in_flight_weight_updates"]
-    assert "grpo.asynchronous" in why
+    assert stage_of(imported)["grpo"]["asynchronous"] == {
+        "max_staleness": 2,
+        "weight_updates": "between_tokens",
+    }
+    name = "grpo.async_grpo.recompute_kv_cache_after_weight_updates"
+    assert "grpo.asynchronous" in reasons(imported)[name]
     with pytest.raises(ConfigError, match="use_importance_sampling_correction=true"):
         changed(folder, "grpo_math", grpo={"async_grpo": ahead})
 

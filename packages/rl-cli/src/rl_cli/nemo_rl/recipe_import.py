@@ -125,6 +125,8 @@ def _asynchronous(recipe: TheirRecipe, section: str, ours: dict[str, Any]) -> No
         # Both count the steps between the sampler's weights and the step.
         age = recipe.take(f"{place}.max_trajectory_age_steps", 1)
         ours["asynchronous"] = {"max_staleness": age}
+        if recipe.take(f"{place}.in_flight_weight_updates", False):
+            ours["asynchronous"]["weight_updates"] = "between_tokens"
         recipe.leave(place, f"{section}.asynchronous has settings of its own")
     else:
         recipe.leave(place, "switched off")

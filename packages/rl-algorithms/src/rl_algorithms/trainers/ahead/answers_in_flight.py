@@ -21,7 +21,7 @@ from typing import Any
 from rl_algorithms.asynchronous import actions as act, events as ev
 from rl_algorithms.asynchronous.workers import Worker
 from rl_algorithms.rollout import RolloutEngine
-from rl_algorithms.rollout.generator_desk import GeneratorDesk
+from rl_algorithms.rollout.generator_desk import GeneratorDesk, LoadableWeights
 from rl_algorithms.rollout.judge import Verdict
 from rl_algorithms.rollout.trajectories import Trajectories
 from rl_algorithms.trainers.ahead.agents import AheadAgents
@@ -56,8 +56,7 @@ class AnswersInFlight:
         rollouts: Opens and finishes conversations.
         controller: Receives the events.
         generation: Generator that samples.
-        load: Loads a weight version into the generator; returns the generator's own
-            number of that version.
+        weights: The versions that the generator may have to load.
         calls_at_once: Number of calls that the environment takes at a time.
         pad_token_id: Token that pads rows to one length.
         on_loaded: Called with each version that the generator has loaded.
@@ -71,7 +70,7 @@ class AnswersInFlight:
         rollouts: RolloutEngine,
         controller: Controller,
         generation: GenerationInterface,
-        load: Callable[[int], int],
+        weights: LoadableWeights,
         *,
         calls_at_once: int,
         pad_token_id: int,
@@ -98,8 +97,9 @@ class AnswersInFlight:
         self._generator = GeneratorDesk(
             generation,
             pad_token_id,
-            load,
+            weights,
             shape.first_step,
+            in_flight=shape.updates_in_flight,
             on_answer=self.take_answer,
             on_loaded=on_loaded,
             on_failure=on_failure,
@@ -160,7 +160,7 @@ class AnswersInFlight:
         return self._environment.has_room
 
     def load(self, version: int) -> None:
-        """Load a weight version into the generator between two calls."""
+        """Load a weight version into the generator."""
         self._generator.load(version)
 
     def sample(self, asked: act.Sample) -> None:

@@ -29,10 +29,11 @@ class Job:
     """Whether the answer is no longer wanted."""
 
     def note_version(self, version: int) -> None:
-        """Record the weight version that samples the next turn."""
-        if self.oldest_version is None:
-            self.oldest_version = version
-        self.newest_version = version
+        """Record a weight version that has sampled tokens of the answer."""
+        # In any order: requests of an agent that overlap may end in another one.
+        oldest, newest = self.oldest_version, self.newest_version
+        self.oldest_version = version if oldest is None else min(oldest, version)
+        self.newest_version = version if newest is None else max(newest, version)
 
     @property
     def sampling(self) -> tuple[bool, SamplingParams | None]:

@@ -14,6 +14,7 @@ from rl_algorithms.asynchronous.staleness import StalenessRule
 from rl_algorithms.asynchronous.workers import TRAINER
 from rl_algorithms.errors import ScheduleError
 from rl_algorithms.rollout import RolloutEngine, RolloutResult
+from rl_algorithms.rollout.trajectories import Trajectories
 from rl_algorithms.trainers.ahead.answers_in_flight import (
     ENVIRONMENT,
     GENERATOR,
@@ -117,7 +118,7 @@ class AheadSampler:
             rollouts,
             self._controller,
             generation,
-            self._versions.load,
+            self._versions,
             calls_at_once=calls_at_once,
             pad_token_id=pad_token_id,
             on_loaded=self._note_loaded,
@@ -174,11 +175,13 @@ class AheadSampler:
         ages = [
             train.step - answer.oldest_version for group in groups for answer in group
         ]
+        mixed = [float(_mixes_versions(row)) for group in played for row in group]
         with self._changed:
             dropped, self._num_dropped = self._num_dropped, 0
         return result, {
             "asynchronous/staleness_mean": Mean.of([float(age) for age in ages]),
             "asynchronous/staleness_max": Max(float(max(ages))),
+            "asynchronous/mixed_version_rate": Mean.of(mixed),
             "asynchronous/num_dropped_groups": Sum(float(dropped)),
         }
 
@@ -413,3 +416,9 @@ class AheadSampler:
             trainer=loaded.trainer,
             version=version,
         )
+
+
+def _mixes_versions(played: Trajectories) -> bool:
+    """Return whether weights of several versions have sampled the tokens of a row."""
+    versions = played.token_versions
+    return len(set(versions[versions >= 0].tolist())) > 1

@@ -35,15 +35,18 @@ class RunShape:
     """Number of attempts at a conversation, by `rollout.retry`."""
     seed: int
     """The run's seed."""
+    updates_in_flight: bool = False
+    """Whether the generator takes new weights while it samples."""
     max_trainer_restarts: int = 0
     """Maximum number of restarts of the trainer in a row."""
 
     @property
     def weight_updates(self) -> WeightUpdates:
-        """Point at which the generator takes new weights."""
+        """Point at which the schedule sends the generator new weights."""
         # A conversation of several turns leaves its generator idle in between. Waiting
         # for it to end before new weights are loaded would stall the generator.
-        return "between_answers" if self.max_turns == 1 else "between_tokens"
+        mixes = self.updates_in_flight or self.max_turns > 1
+        return "between_tokens" if mixes else "between_answers"
 
     def settings(
         self, config: AsynchronousConfig, prompts_per_epoch: int

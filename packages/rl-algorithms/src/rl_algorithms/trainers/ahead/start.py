@@ -15,9 +15,11 @@ from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConf
 from rl_algorithms.trainers.settings.policy_gradient_config import PolicyGradientConfig
 from rl_algorithms.trainers.setup.components import Components, Needs
 from rl_algorithms.trainers.setup.own_policy import samples_itself
+from rl_algorithms.trainers.setup.preflight import check_updates_in_flight
 from rl_algorithms.trainers.step_tools import StepTools
 from rl_algorithms.trainers.steps.memory_turns import share_devices
 from rl_distributed.errors import ConfigError
+from rl_models.model_traits import GeneratorTraits
 from rl_models.tokens.tokenizer import pad_token_id
 
 __all__ = ["check_ahead", "check_started", "start_ahead"]
@@ -46,17 +48,32 @@ def check_ahead(config: PolicyGradientConfig, given: Components, needs: Needs) -
     """Reject, before anything is started, a run that cannot sample while it trains.
 
     Raises:
-        ConfigError: The policy is its own generator.
+        ConfigError: The policy is its own generator, or the generator cannot take
+            weights when `weight_updates` says.
     """
     own = given.generation is None and (
         needs.shares(config, given)
         or (given.policy is not None and samples_itself(given.policy))
     )
-    if config.asynchronous is not None and own:
+    asynchronous = config.asynchronous
+    if asynchronous is None:
+        return
+    if own:
         raise ConfigError(
             "asynchronous samples while the policy is trained, and here the workers "
             "that train sample as well: set policy.generation.backend to one with "
             "workers of its own (huggingface, vllm), or asynchronous to null"
+        )
+    if not asynchronous.updates_in_flight:
+        return
+    if given.generation is None:
+        check_updates_in_flight(config)
+    elif not GeneratorTraits.of(given.generation).updates_in_flight:
+        raise ConfigError(
+            "asynchronous.weight_updates=between_tokens needs a generator that loads "
+            "weights while it samples, and the given one does not say that it does: "
+            "make it with GenerationPolicy(..., updates_in_flight=True), or set "
+            "weight_updates to between_answers"
         )
 
 
@@ -116,6 +133,7 @@ def start_ahead(
         max_turns=sampling.max_rollout_turns if rollouts.agents is None else 2,
         max_attempts=config.rollout.retry.max_attempts,
         seed=config.seed,
+        updates_in_flight=asynchronous.updates_in_flight,
         max_trainer_restarts=config.fault_tolerance.max_restarts,
     )
     return AheadSampler(

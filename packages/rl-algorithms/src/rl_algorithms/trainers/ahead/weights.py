@@ -23,11 +23,18 @@ class LoadedVersion(NamedTuple):
     version: int
 
 
+class _Kept(NamedTuple):
+    number: int
+    """Weight version of the trainer: its number of optimizer steps."""
+    published: PublishedWeights | None
+    """None for the weights that the generator began with."""
+
+
 class PublishedVersions:
     """Holds the weights that a generator may have to load, by the schedule's versions.
 
-    `load` is called in the generator's thread, everything else in the trainer's. Only
-    versions between the served one and the newest are kept.
+    `number_of` and `load` are called in the generator's thread, everything else in the
+    trainer's. Only versions between the served one and the newest are kept.
 
     Args:
         sync: Publishes and loads the weights.
@@ -38,7 +45,7 @@ class PublishedVersions:
         self._sync = sync
         self._number = sync.generation.weight_version
         self._lock = threading.Lock()
-        self._kept: dict[int, PublishedWeights | None] = {version: None}
+        self._kept = {version: _Kept(self._number, None)}
         self._brought: PublishedWeights | None = None
         self._trainer = 0
         self.newest = version
@@ -53,12 +60,12 @@ class PublishedVersions:
             number: Weight version of the trainer: its number of optimizer steps. A step
                 without training keeps the number, and the weights, of the one before.
         """
-        published = self._kept[self.newest]
+        kept = self._kept[self.newest]
         if number != self._number:
-            published = self._sync.publish(number)
+            kept = _Kept(number, self._sync.publish(number))
             self._number = number
         with self._lock:
-            self._kept[self.newest + 1] = published
+            self._kept[self.newest + 1] = kept
             self.newest += 1
 
     def withdraw(self) -> None:
@@ -77,8 +84,17 @@ class PublishedVersions:
         """
         published = self._sync.publish(number)
         with self._lock:
-            self._kept = {version: published}
+            self._kept = {version: _Kept(number, published)}
             self._trainer, self._number, self.newest = trainer, number, version
+
+    def number_of(self, version: int) -> int:
+        """Return the generator's number of a version.
+
+        Raises:
+            WithdrawnWeightsError: The version was withdrawn.
+        """
+        with self._lock:
+            return self._get(version).number
 
     def load(self, version: int) -> int:
         """Load a version into the generator; return the generator's number of it.
@@ -89,9 +105,7 @@ class PublishedVersions:
         """
         with self._lock:
             kept, trainer = self._kept, self._trainer
-            if version not in kept:
-                raise WithdrawnWeightsError(f"weights {version} were withdrawn")
-            published = kept[version]
+            published = self._get(version).published
         # Versions of steps that trained nothing share their copy, which is loaded once.
         if published is not None and published is not self._brought:
             self._brought = None
@@ -111,3 +125,8 @@ class PublishedVersions:
                 del kept[old]
         self.loaded = LoadedVersion(trainer, version)
         return self._sync.generation.weight_version
+
+    def _get(self, version: int) -> _Kept:
+        if version not in self._kept:
+            raise WithdrawnWeightsError(f"weights {version} were withdrawn")
+        return self._kept[version]

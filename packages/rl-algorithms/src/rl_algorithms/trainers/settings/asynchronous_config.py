@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
+from rl_algorithms.asynchronous.settings import WeightUpdates
 from rl_algorithms.data.config import DataConfig
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.rollout.config import RolloutSettings
@@ -19,6 +20,11 @@ class AsynchronousConfig(Config):
     """Maximum number of steps by which the oldest token of an answer may lag behind the
     step that trains on it. With 0, nothing is sampled ahead, as without this section.
     """
+    weight_updates: WeightUpdates = "between_answers"
+    """Point at which the generator takes new weights: `between_answers` once it samples
+    nothing, in conversations of several turns also between two turns; `between_tokens`
+    at once, and answers in flight go on with them. For the generation backends
+    huggingface, and vllm with `vllm.async_engine`."""
     max_groups: int | None = Field(default=None, gt=0)
     """Maximum number of prompts being sampled, waiting for their step or in training;
     null for as many as `max_staleness` can use, (max_staleness + 1) x
@@ -37,6 +43,11 @@ class AsynchronousConfig(Config):
     """Whether to write all events and decisions to `asynchronous/events_*.jsonl` in the
     run folder, about 1.5 KB per answer, for
     `rl_algorithms.asynchronous.event_log.replay`."""
+
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether the generator takes new weights while it samples."""
+        return self.weight_updates == "between_tokens"
 
 
 def check_asynchronous(
@@ -76,6 +87,12 @@ def check_asynchronous(
             f"asynchronous.max_staleness={age} trains on answers of older weights, and "
             "loss_fn.force_on_policy_ratio=true says that there are none: set it to "
             "false, or max_staleness=0"
+        )
+    if age == 0 and asynchronous.updates_in_flight:
+        raise ValueError(
+            "asynchronous.weight_updates=between_tokens needs max_staleness above 0: "
+            "got 0, where no answer is in flight when new weights come; raise it, or "
+            "set weight_updates to between_answers"
         )
     if rollout.max_staleness is not None:
         raise ValueError(

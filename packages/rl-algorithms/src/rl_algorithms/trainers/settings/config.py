@@ -225,4 +225,9 @@ class TrainerConfig(Config):
         Raises:
             ConfigError: `policy.parallelism` does not fit the number of workers.
         """
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether the generator takes new weights while it samples."""
+        return False
+
         return self.policy.parallelism.data_size(self.num_workers)

@@ -81,6 +81,12 @@ class PolicyGradientConfig(RolloutTrainerConfig):
         assert isinstance(section, PolicyGradientSettings)
         return section.asynchronous
 
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether the generator takes new weights while it samples."""
+        asynchronous = self.asynchronous
+        return asynchronous is not None and asynchronous.updates_in_flight
+
     @model_validator(mode="after")
     def _check_asynchronous(self) -> Self:
         if self.asynchronous is not None:

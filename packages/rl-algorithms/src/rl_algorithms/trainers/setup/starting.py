@@ -145,6 +145,7 @@ class Starter:
     def environment_here(self, chosen: Scorer) -> EnvironmentInterface[Any]:
         """Create an environment from reward functions in this process."""
         if is_environment(chosen):
+            "updates_in_flight": self._config.updates_in_flight,
             return chosen
         environment = rl_envs.FunctionalRewardWrapper(cast("RewardFns", chosen))
         self.close_later("environment", environment.shutdown)
