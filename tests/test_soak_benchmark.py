@@ -103,6 +103,7 @@ def test_files_are_bounded_or_keep_a_line_per_step() -> None:
 def test_growth_needs_samples_of_several_steps() -> None:
     assert Growth.of([]) is None
     assert Growth.of([(400, 1.0)] * 12) is None
+    assert Growth.of([(400, 1.0), (401, 1.0), (1000, 1.0)]) is None
     points = [(step, 2.0 * step) for step in range(0, 1200, 100)]
     assert Growth.of(points) == Growth(100.0, 2100.0, 2000.0, 2000.0)
 

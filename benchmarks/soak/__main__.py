@@ -5,7 +5,7 @@ beside it, takes a sample every second, and compares the samples after step 300.
 per kind is printed; the exit code is 1 if anything has grown by more than its limit, in
 all and in the second half:
 
-- a process: 1 % of its memory (at least 256 KiB), one open file or one thread per 1,000
+- a process: 1 % of its memory (at least 512 KiB), one open file or one thread per 1,000
   steps; the server of the page, which holds the metrics of all steps: 128 MiB in all,
 - the object store, the shared memory and the parts of the run folder: 1 % per 1,000
   steps; the time line and the kept answers: their own size; of the files that keep a

@@ -1,9 +1,9 @@
 """How much a quantity grows per 1,000 steps, and whether that is within its limit.
 
-The samples after step 300 are divided into sixths; the median of the last is compared
-with that of the first, and with that of the fourth. A moment of much memory, such as a
-checkpoint, does not change a median. What has settled in the second half does not grow,
-however it got there: caches and allocators fill up, and a leak goes on.
+The steps after 300 are divided into sixths; the median of the samples of the last is
+compared with that of the first, and with that of the fourth. A moment of much memory,
+such as a checkpoint, does not change a median. What has settled in the second half does
+not grow, however it got there: caches and allocators fill up, and a leak goes on.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ FIRST_STEP = 300
 NUM_WINDOWS = 6
 MEMORY_SHARE = 0.01
 """Maximum growth of memory and bytes per 1,000 steps, as a share."""
-LEAST_BYTES = 256 << 10
-"""The same for processes below 25 MiB: allocators take memory in such pieces."""
+LEAST_BYTES = 512 << 10
+"""The same for processes below 50 MiB: allocators take memory in larger pieces than a
+hundredth of theirs."""
 COUNT = 1.0
 """Maximum growth of open files, threads and numbers of files per 1,000 steps."""
 OF_PROCESS = ("memory_bytes", "descriptors", "threads")
@@ -52,11 +53,16 @@ class Growth:
     @classmethod
     def of(cls, points: Sequence[tuple[int, float]]) -> Growth | None:
         """Return the growth of a quantity, or None if there are too few samples."""
-        size = len(points) // NUM_WINDOWS
-        if not size:
+        if not points:
             return None
-        middle = len(points) // 2
-        parts = points[:size], points[middle : middle + size], points[-size:]
+        begin, end = points[0][0], points[-1][0]
+        width = (end - begin) / NUM_WINDOWS
+        parts = [
+            [point for point in points if low <= point[0] <= low + width]
+            for low in (begin, begin + NUM_WINDOWS // 2 * width, end - width)
+        ]
+        if not width or not all(parts):
+            return None
         first, fourth, last = (
             (
                 statistics.median(step for step, _ in part),
@@ -64,8 +70,6 @@ class Growth:
             )
             for part in parts
         )
-        if fourth[0] == last[0] or first[0] == fourth[0]:
-            return None
         return cls(first[1], last[1], _slope(first, last), _slope(fourth, last))
 
 
