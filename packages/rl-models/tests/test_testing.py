@@ -1,8 +1,10 @@
 import re
+import threading
 
 import pytest
 import torch
 
+from rl_models import testing
 from rl_models.config import PolicyConfig
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.huggingface import HuggingFaceGenerationBackend
@@ -11,6 +13,7 @@ from rl_models.testing import (
     build_tiny_model,
     check_generation_backend,
     check_training_backend,
+    check_weights_in_flight,
 )
 from rl_models.training.dtensor import DTensorTrainingBackend
 
@@ -66,6 +69,49 @@ def test_broken_generation_backends_are_found(tiny_folder, fault, rule):
 
     with pytest.raises(ContractError, match=rule):
         check_generation_backend(make, tiny_folder)
+
+
+def test_tokens_that_name_other_weights_are_found(tiny_folder):
+    class Newest(HuggingFaceGenerationBackend):
+        def generate(self, data, **settings):
+            output = super().generate(data, **settings)
+            versions = output["token_versions"]
+            versions[versions >= 0] = self.weight_version
+            output["weight_version"] = versions.max(1).values
+            return output
+
+    def make(kind):
+        backend = kind()
+        config = GenerationConfig(max_new_tokens=32, stop_token_ids=[])
+        backend.setup(config.to_dict(), model_name=str(tiny_folder))
+        return backend
+
+    check_weights_in_flight(lambda: make(HuggingFaceGenerationBackend), tiny_folder)
+    with pytest.raises(ContractError, match="weights that token_versions names"):
+        check_weights_in_flight(lambda: make(Newest), tiny_folder)
+
+
+def test_a_backend_whose_updates_wait_is_found(tiny_folder, monkeypatch):
+    class Waiting(HuggingFaceGenerationBackend):
+        lock = threading.Lock()
+
+        def generate(self, data, **settings):
+            with self.lock:
+                return super().generate(data, **settings)
+
+        def load_weights(self, tensors, version):
+            with self.lock:
+                return super().load_weights(tensors, version)
+
+    def make():
+        backend = Waiting()
+        config = GenerationConfig(max_new_tokens=8)
+        backend.setup(config.to_dict(), model_name=str(tiny_folder))
+        return backend
+
+    monkeypatch.setattr(testing, "_MOST_CALLS", 2)
+    with pytest.raises(ContractError, match="must not wait for the end of a call"):
+        check_weights_in_flight(make, tiny_folder)
 
 
 def test_an_update_that_mixes_up_weights_is_found(tmp_path):

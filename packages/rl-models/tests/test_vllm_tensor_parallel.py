@@ -189,7 +189,8 @@ def in_engine(policy, rows):
 def test_all_ranks_of_an_async_engine_switch_between_the_same_two_tokens(
     policy, vllm_folder, tmp_path, signal_in_generation
 ):
-    policy.reload(ASYNC, model_name=vllm_folder)
+    policy.reload(ASYNC, model_name=vllm_folder, updates_in_flight=True)
+    assert policy.updates_in_flight
     folders = {
         0: vllm_folder,
         1: build_tiny_model(tmp_path / "1", seed=5, max_position_embeddings=512),

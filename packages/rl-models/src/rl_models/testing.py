@@ -3,13 +3,15 @@
 `check_generation_backend` and `check_training_backend` run any backend, ours or a
 user's, through what an algorithm relies on, and raise `ContractError` with the rule
 that was broken; `check_adapter_loading` does so with one that takes adapters apart
-from their base. They need no Ray and no GPU, and take seconds on a tiny model.
+from their base, and `check_weights_in_flight` with one that loads weights while it
+samples. They need no Ray and no GPU, and take seconds on a tiny model.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +38,14 @@ __all__ = [
     "check_adapter_loading",
     "check_generation_backend",
     "check_training_backend",
+    "check_weights_in_flight",
     "reference_logprobs",
 ]
+
+
+# Calls in which an update may come too early or too late to meet an answer.
+_MOST_CALLS = 20
+_CALL_S = 300.0
 
 
 class ContractError(ModelsError, AssertionError):
@@ -272,6 +280,79 @@ def check_adapter_loading(
             f"place of the adapter before: off by {error:.2g}",
         )
     backend.shutdown()
+
+
+def check_weights_in_flight(
+    make_backend: Callable[[], GenerationBackend], folder: str | Path
+) -> None:
+    """Run a backend that loads weights while it samples through that contract.
+
+    Args:
+        make_backend: As that of `check_generation_backend`.
+        folder: The model.
+
+    Raises:
+        ContractError: The rule that is broken.
+    """
+    backend, data = make_backend(), _prompt_batch()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    models = [model, copy.deepcopy(model)]
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in models[1].parameters():
+            value += 0.1 * torch.randn(value.shape, generator=generator)
+    sent = [list(copy.deepcopy(each).named_parameters()) for each in models]
+    version = num_calls = 0
+    is_mixed = False
+    with ThreadPoolExecutor(1) as pool:
+        while not is_mixed:
+            _require(
+                num_calls < _MOST_CALLS, "an update must not wait for the end of a call"
+            )
+            num_calls += 1
+            call = pool.submit(backend.generate, data)
+            while not call.done():
+                version += 1
+                # Even versions are the weights of the folder, as version 0 is.
+                served = backend.load_weights(iter(sent[version % 2]), version)
+                _require(
+                    served == version,
+                    "load_weights must give back the version that is served",
+                )
+            is_mixed = _check_mixed(data, call.result(_CALL_S), version, models)
+    backend.shutdown()
+
+
+def _check_mixed(
+    data: GenerationInput, output: Mapping[str, Any], newest: int, models: list[Any]
+) -> bool:
+    """Check rows of several versions; return whether there are any."""
+    sampled = _sampled(data, output)
+    versions: torch.Tensor = output["token_versions"]
+    first = versions.gather(1, data["input_lengths"][:, None])
+    falls = (versions.diff(dim=1) < 0) & sampled[:, 1:] & sampled[:, :-1]
+    _require(
+        not bool(falls.any()) and int(versions.max()) <= newest,
+        "token_versions must not fall within a row, and be versions that were loaded",
+    )
+    _require(
+        torch.equal(output["weight_version"], first[:, 0]),
+        "weight_version must be that of a row's oldest token",
+    )
+    for parity, model in enumerate(models):
+        # Behind an update it is up to the backend what becomes of keys and values.
+        known = sampled & (versions == first) & (first % 2 == parity)
+        truth = _logprobs_of(copy.deepcopy(model).double(), output["output_ids"])
+        apart = (output["logprobs"].double() - truth)[known].abs()
+        error = float(apart.max()) if len(apart) else 0.0
+        _require(
+            error < 1e-4,
+            "log-probs must be those of the weights that token_versions names: off by "
+            f"{error:.2g}",
+        )
+    return bool((sampled & (versions != first)).any())
 
 
 def _random_adapter(model: Any, rank: int, seed: int) -> dict[str, torch.Tensor]:
