@@ -90,6 +90,15 @@ def test_what_fills_up_settles() -> None:
     assert (memory.growth.late_per_1000, memory.verdict) == (0.0, "settles")
 
 
+def test_the_object_store_may_hold_what_it_held_before() -> None:
+    def in_flight(step: int) -> float:
+        return 100.0 * (step % 7)
+
+    assert breaches(object_store_bytes=in_flight) == []
+    piled_up = [("object store", "bytes")]
+    assert breaches(object_store_bytes=lambda s: in_flight(s) + s) == piled_up
+
+
 def test_files_are_bounded_or_keep_a_line_per_step() -> None:
     def parts(step: int) -> dict[str, int]:
         return {"timeline.jsonl": 2000 * step, "recording": 100 * step}

@@ -7,9 +7,9 @@ all and in the second half:
 
 - a process: 1 % of its memory (at least 512 KiB), one open file or one thread per 1,000
   steps; the server of the page, which holds the metrics of all steps: 128 MiB in all,
-- the object store, the shared memory and the parts of the run folder: 1 % per 1,000
-  steps; the time line and the kept answers: their own size; of the files that keep a
-  line per step, the bytes per step are reported,
+- the object store and the shared memory: what they held at most in the first half,
+- the parts of the run folder: 1 % per 1,000 steps; the time line and the kept answers:
+  their own size; of files that keep a line per step, the bytes per step are reported,
 - the run folder and the folder of Ray's session: one file per 1,000 steps.
 """
 

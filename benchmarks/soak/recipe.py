@@ -22,7 +22,8 @@ def soak_recipe(kind: str, num_steps: int) -> dict[str, Any]:
     """Return the recipe of one kind of run.
 
     The only setting that is there for the measurement is `sample_resources_every_s`:
-    it reports what the object store holds.
+    it reports what the object store holds. Not more often, because the memory of the
+    raylet fills up by answering.
     """
     digits = {"num_digits": 6}
     tasks = {"world": "sorting", "settings": digits}
@@ -65,7 +66,7 @@ def soak_recipe(kind: str, num_steps: int) -> dict[str, Any]:
                 "save_period": SAVE_PERIOD,
                 "keep_latest_k": KEPT_CHECKPOINTS,
             },
-            "logger": {"sample_resources_every_s": 2.0},
+            "logger": {"sample_resources_every_s": 10.0},
         },
         "stages": {STAGE: stage},
     }

@@ -43,6 +43,7 @@ class Sampler:
         self._run, self._driver, self._others = run, driver, others
         self._roles: dict[tuple[int, float], str] = {}
         self._session: Path | None = None
+        self._store_bytes: float | None = None
 
     def sample(self) -> dict[str, Any] | None:
         """Return a sample, or None if the run has not made a step yet, or has ended."""
@@ -50,6 +51,9 @@ class Sampler:
         step, store_bytes = last_values(metrics)
         if not step:
             return None
+        # Read less often than samples are taken.
+        if store_bytes is not None:
+            self._store_bytes = store_bytes
         processes: dict[str, dict[str, int]] = {}
         shared_bytes = 0
         for name, process in self._processes():
@@ -69,7 +73,7 @@ class Sampler:
             "step": step,
             "processes": processes,
             "shared_bytes": shared_bytes,
-            "object_store_bytes": store_bytes,
+            "object_store_bytes": self._store_bytes,
             "run_files": sum(files for files, _ in parts.values()),
             "run_parts": {name: size for name, (_, size) in parts.items()},
             "session_files": sum(files for files, _ in session.values()),
