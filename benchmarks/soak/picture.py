@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,9 @@ from matplotlib.figure import Figure
 
 from benchmarks.soak.growth import FIRST_STEP, Growth, series
 from benchmarks.soak.recipe import PAGE_SERVER
+
+SMOOTHED = 21
+"""Number of samples of which a point is the median."""
 
 
 def draw(
@@ -23,6 +27,10 @@ def draw(
         num_steps: Number of steps of each, whose end is left out.
     """
     figure = Figure(figsize=(9, 4), dpi=110, layout="tight")
+    names = {
+        name for samples in runs.values() for s in samples for name in s["processes"]
+    }
+    colours = {name: f"C{number}" for number, name in enumerate(sorted(names))}
     panels = figure.subplots(1, len(runs), sharey=True, squeeze=False)[0]
     for axes, (kind, samples) in zip(panels, runs.items(), strict=True):
         kept = [s for s in samples if FIRST_STEP < s["step"] < num_steps]
@@ -31,11 +39,19 @@ def draw(
             if quantity != "memory_bytes" or name == PAGE_SERVER or growth is None:
                 continue
             steps, values = zip(*points, strict=True)
-            above = [(value - growth.begin) / (1 << 20) for value in values]
-            axes.plot(steps, above, label=name, linewidth=1.2)
+            above = [(value - growth.begin) / (1 << 20) for value in _smooth(values)]
+            axes.plot(steps, above, colours[name], label=name, linewidth=1.2)
         axes.set_title(kind, fontsize=10)
         axes.set_xlabel("training step")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("memory above the first samples, MiB")
     panels[0].legend(fontsize=7, loc="upper left")
     figure.savefig(path)
+
+
+def _smooth(values: Sequence[float]) -> list[float]:
+    half = SMOOTHED // 2
+    return [
+        statistics.median(values[max(place - half, 0) : place + half + 1])
+        for place in range(len(values))
+    ]
