@@ -4,7 +4,8 @@ The group (`rl_distributed.workers`) watches its processes, explains their failu
 restarts them. This module decides which calls are repeated: an environment keeps no
 state between calls, so the rows of a dead worker are sent to its replacement,
 `max_restarts` times in a row. A worker that misses the deadline is terminated,
-reported, and replaced before the next call.
+reported, and replaced before the next call. While no node has room for a worker, as
+after the loss of one, others get its rows.
 
 Calls may come from several threads; each uses idle workers.
 """
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -86,6 +87,8 @@ class EnvironmentWorkers:
         self._num_deaths = 0
         # Workers whose end was reported, and which the next call restarts.
         self._ended: set[int] = set()
+        # Those among them that no node has room for.
+        self._away: set[int] = set()
         # Held while workers restart: two threads must not restart the same one.
         self._replacing = threading.Lock()
         self._idle = set(range(num_workers))
@@ -152,7 +155,8 @@ class EnvironmentWorkers:
                 )
             # All idle workers now, rather than a wait for more: a caller that waited
             # for a full set could starve while others keep taking single ones.
-            taken = sorted(self._idle)[: max(1, most)]
+            # Workers without a node only where there is nothing else.
+            taken = sorted(self._idle - self._away or self._idle)[: max(1, most)]
             self._idle -= set(taken)
         try:
             yield taken
@@ -189,8 +193,11 @@ class EnvironmentWorkers:
         while len(values) < len(arguments):
             self._replace_ended()
             left = {i: kwargs for i, kwargs in arguments.items() if i not in values}
-            answers, errors = self._attempt(left, method, deadline_s)
-            values |= answers
+            ranks = self._ranks_for(left)
+            answers, errors = self._attempt(
+                {rank: left[i] for i, rank in ranks.items()}, method, deadline_s
+            )
+            values |= {i: answers[r] for i, r in ranks.items() if r in answers}
             deaths = {i: e for i, e in errors.items() if isinstance(e, _DEATHS)}
             late = [
                 i for i, e in errors.items() if isinstance(e, DeadlineExceededError)
@@ -218,11 +225,35 @@ class EnvironmentWorkers:
         return [values[index] for index in arguments]
 
     def _replace_ended(self) -> None:
-        """Restart the workers whose end was reported."""
+        """Restart the workers whose end was reported, where a node has room."""
         with self._replacing:
-            if self._ended:
-                self._group.restart(sorted(self._ended))
-                self._ended.clear()
+            if not self._ended:
+                return
+            away = self._ended & set(self._group.ranks_without_node())
+            if len(away) == self._num_workers:
+                # Nobody else could take the rows: wait for a node.
+                away = set()
+            self._group.restart(sorted(self._ended - away))
+            self._ended = away
+            if away and away != self._away:
+                _logger.warning(
+                    "environment %r: no node has room for worker(s) %s now; the others "
+                    "get their rows",
+                    *(self._name, sorted(away)),
+                )
+            self._away = away
+
+    def _ranks_for(self, wanted: Iterable[int]) -> dict[int, int]:
+        """Return which worker serves which of these: itself, or one that has a node.
+
+        Some may be left out, for a later attempt: a worker gets one call at a time.
+        """
+        wanted, away = list(wanted), self._away
+        ranks = {index: index for index in wanted if index not in away}
+        others = [r for r in range(self._num_workers) if r not in away | set(ranks)]
+        # Those that serve their own rows are busy in this attempt.
+        ranks |= zip((i for i in wanted if i in away), others, strict=False)
+        return ranks
 
     def _attempt(
         self,

@@ -4,6 +4,7 @@
 [validate] -> epoch: draw -> update? -> _train_step -> count -> log
            -> update? -> validate? -> checkpoint?
 training workers lost -> restarted -> back to the newest snapshot or checkpoint
+nodes came            -> after a checkpoint, more workers go on from it
 
 update? also serves other requests: pause, checkpoint, stop (`RunControl`)
 ```
@@ -12,6 +13,7 @@ update? also serves other requests: pause, checkpoint, stop (`RunControl`)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Generic
 
@@ -26,7 +28,7 @@ from rl_algorithms.trainers.sampling.validation import validate_parts
 from rl_algorithms.trainers.schedule import RunPlan
 from rl_algorithms.trainers.setup.own_policy import OwnPolicy
 from rl_algorithms.trainers.step_tools import StepTools
-from rl_algorithms.trainers.worker_recovery import Recovery
+from rl_algorithms.trainers.worker_recovery import Recovery, StartingPoint
 from rl_distributed.batch.batched_data_dict import (
     AnyRows,
 )
@@ -38,6 +40,10 @@ from rl_models.policy.training_policy import TrainingPolicy
 __all__ = ["TrainingLoop"]
 
 _logger = get_logger(__name__)
+
+
+class _NodesCame(Exception):
+    """More training workers can go on from the checkpoint that was just saved."""
 
 
 class TrainingLoop(Generic[ConfigT]):
@@ -92,15 +98,21 @@ class TrainingLoop(Generic[ConfigT]):
         """Train; return False if the run went back because workers were lost."""
         try:
             self._train()
+        except _NodesCame as error:
+            point = self._recovery.grow()
+            reason = str(error)
         except Exception as error:
             if not self._recovery.can_mend(error):
                 raise
-            # Hold signals: while the models are rebuilt there is nothing to save.
-            self._signals.hold()
-            self._go_back(error)
-            self._signals.release()
-            return False
-        return True
+            point = self._recovery.start_again(error)
+            reason = str(error).strip().splitlines()[0]
+        else:
+            return True
+        # Hold signals: while the models are rebuilt there is nothing to save.
+        self._signals.hold()
+        self._go_back(reason, point)
+        self._signals.release()
+        return False
 
     def _train(self) -> None:
         state = self._trainer.state
@@ -220,6 +232,8 @@ class TrainingLoop(Generic[ConfigT]):
             self._save_checkpoint()
         self._control.save_if_asked(self._save_checkpoint)
         self._take_snapshot_if_due()
+        if checkpoints.saved_at == step and not last and self._recovery.can_grow():
+            raise _NodesCame("nodes have come for more training workers")
 
     def _last_step(self) -> bool:
         state = self._trainer.state
@@ -330,12 +344,19 @@ class TrainingLoop(Generic[ConfigT]):
         self._restore(checkpoint, info)
         self._trainer.history = self._outputs.resume_at(self._trainer.state.step)
 
-    def _go_back(self, error: Exception) -> None:
-        """Replace lost workers, and continue from the newest state that is kept."""
+    def _go_back(
+        self, reason: str, workers: AbstractContextManager[StartingPoint]
+    ) -> None:
+        """Continue from the newest state that is kept, with other training workers.
+
+        Args:
+            reason: Why, in one line.
+            workers: Starts them; see `Recovery`.
+        """
         trainer = self._trainer
         trainer._take_answers()  # drop those of the step that failed
-        trainer._note_loss(str(error).strip().splitlines()[0])
-        with self._recovery.start_again(error) as point:
+        trainer._note_loss(reason)
+        with workers as point:
             self._tools.start_over()
             self._restore(point.checkpoint, point.info)
             # That of a snapshot is no checkpoint of the run.

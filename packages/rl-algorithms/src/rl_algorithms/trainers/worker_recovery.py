@@ -5,6 +5,7 @@ call fails -> workers lost? -> generators, environment: left as they are
                             -> workers: restarted with the state of the newest
                                snapshot or checkpoint, or of the start
                             -> loop: goes back to that step
+checkpoint saved -> nodes came? -> workers: more of them, with its state
 ```
 Each rank holds a part of the weights and the optimizer state that no other rank has, so
 all of them go back. Steps are repeated exactly: same prompts, seeds and weight
@@ -157,6 +158,27 @@ class Recovery(Generic[ConfigT]):
                 str(error).strip().splitlines()[0],
             )
             self._updates.go_back(point.info)
+            self._reload(point.checkpoint)
+            yield point
+
+    def can_grow(self) -> bool:
+        """Return whether more training workers could continue from the checkpoint."""
+        parts = self._trainer.components
+        trained = (parts.policy, parts.critic)
+        found = [part for part in trained if isinstance(part, TrainingPolicy)]
+        # All of them share the bundles, and are given the same layout again.
+        return bool(found) and all(part.can_grow for part in found)
+
+    @contextmanager
+    def grow(self) -> Iterator[StartingPoint]:
+        """Start more workers with the newest state; yield the point they are at.
+
+        Raises:
+            WorkerError: They do not start.
+            CheckpointError: The newest checkpoint is damaged.
+        """
+        with self._newest() as point:
+            _logger.warning("nodes have come: more workers train from here on")
             self._reload(point.checkpoint)
             yield point
 

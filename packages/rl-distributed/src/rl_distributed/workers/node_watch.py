@@ -27,7 +27,7 @@ from dataclasses import dataclass
 
 import ray
 
-__all__ = ["NodeWatch", "is_reached", "places_of"]
+__all__ = ["NodeWatch", "is_reached", "places_of", "reached"]
 
 _CLOSE_S = 5.0
 _RECEIVED_BYTES = 65_536
@@ -50,13 +50,17 @@ def places_of(node_ids: Collection[str]) -> dict[str, tuple[str, int]]:
 
 def is_reached(node_id: str) -> bool:
     """Return whether the Ray process of a node takes a connection now."""
-    place = places_of([node_id]).get(node_id)
-    try:
-        if place is not None:
+    return node_id in reached([node_id])
+
+
+def reached(node_ids: Collection[str]) -> set[str]:
+    """Return those of these nodes whose Ray process takes a connection now."""
+    found = set()
+    for node_id, place in places_of(node_ids).items():
+        with suppress(OSError):
             socket.create_connection(place, _REACH_S).close()
-    except OSError:
-        return False
-    return place is not None
+            found.add(node_id)
+    return found
 
 
 @dataclass(slots=True)

@@ -9,23 +9,36 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from rl_distributed.cluster.watch import raise_if_lost
 from rl_distributed.errors import WorkerDiedError
 from rl_distributed.workers.incidents import IncidentLog
-from rl_distributed.workers.node_watch import is_reached
+from rl_distributed.workers.node_watch import is_reached, reached
 
 if TYPE_CHECKING:
+    from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
     from rl_distributed.workers.launch import WorkerLauncher
     from rl_distributed.workers.policy import FailurePolicy
 
-__all__ = ["NodeRoom"]
+__all__ = ["NodeRoom", "bundles_with_node"]
 
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.5
+
+
+def bundles_with_node(cluster: RayVirtualCluster) -> list[tuple[int, int]]:
+    """Return each (placement group, bundle) on a node that can be reached now.
+
+    They are in the order of ranks. A node that was just lost, which Ray does not know
+    yet, does not answer.
+    """
+    found = cluster.find_bundles()
+    nodes: Collection[str] = {slot.node_id for slot in found.values() if slot.node_id}
+    up = reached(nodes)
+    return [bundle for bundle, slot in found.items() if slot.node_id in up]
 
 
 class NodeRoom:

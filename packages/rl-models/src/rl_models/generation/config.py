@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rl_distributed.config import Config, changeable
+from rl_distributed.workers.policy import OnNodeLost
 from rl_models.generation.openai_config import OpenAIConfig
 from rl_models.generation.vllm_config import VllmConfig
 from rl_models.types import SamplingParams
@@ -62,6 +63,16 @@ class GenerationConfig(Config):
     max_restarts: int = Field(3, ge=0)
     """How often lost replicas are started again, all together; those lost later stay
     away, and what they were sampling goes to the others."""
+    on_node_lost: OnNodeLost = "shrink"
+    """A replica that no node has room for, because its node is lost or still to come
+    (`cluster.min_nodes`): with `shrink` the others go on, and it is started as soon as
+    a node has room; with `wait` it stays away after `node_deadline_s`, with `fail` at
+    once."""
+    min_replicas: int = Field(1, gt=0)
+    """Smallest number of replicas to start with and, with `shrink`, to go on with for
+    longer than `node_deadline_s`."""
+    node_deadline_s: float = Field(300.0, gt=0)
+    """Seconds that a lost node may take to come back, or another one to come."""
     weight_sync: WeightSyncConfig = Field(default_factory=WeightSyncConfig)
     """How the trainer's weights get here."""
     backend_options: dict[str, Any] = Field(default_factory=dict)
@@ -75,6 +86,15 @@ class GenerationConfig(Config):
     def _check_stop_strings(self) -> GenerationConfig:
         if self.stop_strings is not None and "" in self.stop_strings:
             raise ValueError("stop_strings must not hold an empty text: got ''")
+        return self
+
+    @model_validator(mode="after")
+    def _check_min_replicas(self) -> GenerationConfig:
+        if self.num_replicas is not None and self.min_replicas > self.num_replicas:
+            raise ValueError(
+                f"min_replicas must not exceed num_replicas ({self.num_replicas}): got "
+                f"{self.min_replicas}"
+            )
         return self
 
     def sampling_params(self, *, validation: bool = False) -> SamplingParams:

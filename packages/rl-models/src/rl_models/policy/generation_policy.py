@@ -354,7 +354,7 @@ class GenerationPolicy(GenerationInterface):
     @property
     def node_ids(self) -> set[str]:
         """Nodes of Ray that the replicas run on."""
-        return {seat.slot.node_id for seat in self.group.seats}
+        return {seat.slot.node_id for seat in self.group.seats if seat.slot.node_id}
 
     @property
     def uses_gpus(self) -> bool:

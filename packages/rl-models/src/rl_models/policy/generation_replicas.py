@@ -160,7 +160,11 @@ class GenerationReplicas:
                 start_deadline_s=config.start_deadline_s,
                 call_deadline_s=config.call_deadline_s,
                 failure_policy=FailFast(
-                    heartbeat_limit_s=config.heartbeat_limit_s, release="tied"
+                    heartbeat_limit_s=config.heartbeat_limit_s,
+                    release="tied",
+                    on_node_lost=config.on_node_lost,
+                    min_workers=config.min_replicas * hosting.workers_per_replica,
+                    resources_deadline_s=config.node_deadline_s,
                 ),
             )
         except ActorEnvironmentError as error:
@@ -184,11 +188,12 @@ class GenerationReplicas:
                 self.group.warn_of_crowding(
                     config.num_threads, "policy.generation.num_threads"
                 )
-            self._set_up(range(self.workers.num_replicas))
+            self._set_up(self.replicas.live)
         except BaseException:
             # Nobody else has the group yet, so its processes would stay.
             self.group.shutdown(force=True)
             raise
+        self.replicas.start_unplaced()
 
     def _layout(self, num_replicas: int | None) -> dict[str, Any]:
         """Return the placement of the workers, as arguments of their group."""

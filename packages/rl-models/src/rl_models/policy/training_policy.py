@@ -20,6 +20,7 @@ from rl_models.config import PolicyConfig
 from rl_models.interfaces import AnyPath, LossFunction, PolicyInterface
 from rl_models.lora_config import LoRAConfig
 from rl_models.loss_traits import LossTraits
+from rl_models.policy.elastic_ranks import ElasticRanks
 from rl_models.policy.head_checks import (
     check_lm_head,
     check_loss_fits_head,
@@ -71,6 +72,7 @@ class TrainingPolicy(PolicyInterface):
             reference model stays that of `config.model_name`.
         optimizer_path: Training state to resume exactly; it holds the weights as well.
         name_prefix: Name of the group of workers.
+        elastic: What to do if some of the bundles have no node; None: wait for all.
 
     Raises:
         ConfigError: A batch size or length is impossible; before any model is loaded.
@@ -86,12 +88,14 @@ class TrainingPolicy(PolicyInterface):
         weights_path: AnyPath | None = None,
         optimizer_path: AnyPath | None = None,
         name_prefix: str = "policy",
+        elastic: ElasticRanks | None = None,
     ) -> None:
         config = _checked(config, cluster.world_size(), init_reference_model)
         self._ranks = TrainingRanks(
             cluster,
             name_prefix,
             config,
+            elastic or ElasticRanks(),
             **_settings(init_reference_model, weights_path, optimizer_path),
         )
         self._begin(init_reference_model)
@@ -112,6 +116,11 @@ class TrainingPolicy(PolicyInterface):
     def num_ranks(self) -> int:
         """Workers of the policy."""
         return self._ranks.num_ranks
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether `reload` would start more ranks, as nodes have come."""
+        return self._ranks.can_grow
 
     @property
     def data_parallel_size(self) -> int:
@@ -162,7 +171,7 @@ class TrainingPolicy(PolicyInterface):
             ConfigError: As the constructor; the present model is then untouched.
             ModelLoadError: Likewise.
         """
-        config = _checked(config, self.num_ranks, init_reference_model)
+        config = _checked(config, self.cluster.world_size(), init_reference_model)
         self._ranks.reload(
             config, **_settings(init_reference_model, weights_path, optimizer_path)
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ActorEnvironmentError
+from rl_distributed.logs.logging import get_logger
 from rl_distributed.registrations import Registration
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
@@ -14,10 +15,13 @@ from rl_distributed.workers.group import RayWorkerGroup
 from rl_models.checkpoint.hub import hub_secrets
 from rl_models.config import PolicyConfig
 from rl_models.parallelism import DATA_AXIS
+from rl_models.policy.elastic_ranks import ElasticRanks, with_ranks
 from rl_models.registry import training_registrations
 from rl_models.training.traits import get_training_traits
 
 __all__ = ["TrainingRanks"]
+
+_logger = get_logger(__name__)
 
 
 class TrainingRanks:
@@ -27,6 +31,7 @@ class TrainingRanks:
         cluster: Where they run.
         name: Name of the group of workers.
         config: The policy's config, checked.
+        elastic: What to do if some bundles have no node.
         settings: The other arguments of `TrainingWorker`.
     """
 
@@ -35,9 +40,10 @@ class TrainingRanks:
         cluster: RayVirtualCluster,
         name: str,
         config: PolicyConfig,
+        elastic: ElasticRanks,
         **settings: Any,
     ) -> None:
-        self.num_ranks = cluster.world_size()
+        self._elastic = elastic
         self.num_setups = 0
         """Number of times that the ranks were given a model."""
         self._start(cluster, name, config, settings)
@@ -50,7 +56,10 @@ class TrainingRanks:
         settings: dict[str, Any],
     ) -> None:
         """Start the workers and have them load the model."""
+        bundles = self._find_bundles(cluster, config)
+        self.num_ranks = cluster.world_size() if bundles is None else len(bundles)
         self._take(config)
+        config = self.config
         self._process = _process_of(config)
         secrets, registrations, worker_class = self._process
         builder = RayWorkerBuilder(
@@ -60,6 +69,7 @@ class TrainingRanks:
             self.group = RayWorkerGroup(
                 cluster,
                 builder.with_options(num_threads=config.num_threads),
+                bundle_indices_list=bundles,
                 name_prefix=name,
                 env_vars=secrets,
                 sharding_annotations=self._sharding,
@@ -83,7 +93,29 @@ class TrainingRanks:
         self.frees_memory = any(frees)
         """Whether workers free memory between their turns."""
 
+    def _find_bundles(
+        self, cluster: RayVirtualCluster, config: PolicyConfig
+    ) -> list[tuple[int, list[int]]] | None:
+        """Return the bundles to use, one for each rank; None: all of the cluster."""
+        # The only node is that of this process, which cannot outlive it.
+        if cluster.node_count() == 1:
+            return None
+        found = self._elastic.bundles(cluster, config)
+        if len(found) == cluster.world_size():
+            return None
+        _logger.warning(
+            "training goes on with %d of %d ranks: no more have a node",
+            *(len(found), cluster.world_size()),
+        )
+        return [(group, [bundle]) for group, bundle in found]
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether more ranks could train now than do, as nodes have come."""
+        return self._elastic.can_grow(self.group.cluster, self.config, self.num_ranks)
+
     def _take(self, config: PolicyConfig) -> None:
+        config = with_ranks(config, self.num_ranks)
         self.config = config
         self.num_setups += 1
         self.data_parallel_size = config.parallelism.data_size(self.num_ranks)
@@ -105,10 +137,12 @@ class TrainingRanks:
         # outlive a member.
         is_same_process = _process_of(config) == self._process
         is_lost = self.is_lost
+        layout = with_ranks(config, self.num_ranks).parallelism
         if (
             is_lost
             or not is_same_process
-            or config.parallelism != self.config.parallelism
+            or layout != self.config.parallelism
+            or self.can_grow
         ):
             # Those that are left may wait for a lost one in a collective.
             self.group.shutdown(force=is_lost)

@@ -4,6 +4,9 @@ A replica is lost when one of its processes is gone, gives no sign of life, or e
 the deadline of a call. A thread restarts it with new processes and the model. If the
 weights are still those of the model's folder, it serves at once; otherwise it serves
 from the next weight update on, which comes early if no other replica is left.
+
+A replica that no node has room for, because its node is lost or still to come, waits
+for one in that thread. Callers do not wait for it unless no other is left.
 """
 
 from __future__ import annotations
@@ -51,7 +54,8 @@ class Replicas:
         # Callers of `generate`, weight updates and threads that restart replicas all
         # change the sets below.
         self._changed = threading.Condition()
-        self._serving = set(range(workers.num_replicas))
+        self._unplaced = set(workers.unplaced)
+        self._serving = set(range(workers.num_replicas)) - self._unplaced
         self._waiting: set[int] = set()
         self._reviving: dict[int, float] = {}
         self._away: dict[int, str] = {}
@@ -73,9 +77,22 @@ class Replicas:
 
     @property
     def num_away(self) -> int:
-        """Number of replicas that were given up, or are not wanted."""
+        """Number of replicas that have no node, were given up, or are not wanted."""
         with self._changed:
-            return len(self._away) + len(self._retired)
+            return len(self._unplaced) + len(self._away) + len(self._retired)
+
+    def start_unplaced(self) -> None:
+        """Start replicas that no node had room for, each when one has."""
+        for replica in sorted(self._unplaced):
+            self._in_thread(self._bring_back, replica, "its node was still to come")
+
+    @staticmethod
+    def _in_thread(work: Callable[[int, str], None], replica: int, cause: str) -> None:
+        # In a thread, because a start takes seconds in which the others go on. A
+        # daemon, because the program may end meanwhile.
+        threading.Thread(
+            target=work, args=(replica, cause), name="revive", daemon=True
+        ).start()
 
     def resize(self, wanted: int) -> None:
         """Have another number of replicas serve, at most as many as there are workers.
@@ -92,7 +109,7 @@ class Replicas:
         """
         live = self.settle()
         if wanted <= len(live):
-            for replica in live[wanted:]:
+            for replica in [*live[wanted:], *self._unplaced]:
                 self._retire(replica)
             return
         with self._changed:
@@ -112,6 +129,7 @@ class Replicas:
         with self._changed:
             self._serving.discard(replica)
             self._waiting.discard(replica)
+            self._unplaced.discard(replica)
             self._away.pop(replica, None)
             self._retired.add(replica)
             self._changed.notify_all()
@@ -157,22 +175,23 @@ class Replicas:
                     replica,
                     first,
                 )
-            # In a thread, because a start takes seconds in which the others go on. A
-            # daemon, because the program may end meanwhile.
-            threading.Thread(
-                target=work, args=(replica, first), name="revive", daemon=True
-            ).start()
+            self._in_thread(work, replica, first)
             self._changed.notify_all()
 
     def _bring_back(self, replica: int, cause: str) -> None:
-        began = time.monotonic()
         problem = ""
         serves = False
-        num_updates = self._num_updates
         try:
+            if not self._await_nodes(replica):
+                return
+            began, num_updates = time.monotonic(), self._num_updates
             self._workers.restart(replica, cause)
             serves = self._revive(replica)
         except DistributedError as error:
+            if not self._is_closed and self._workers.lacks_node(replica):
+                # Another node was lost while it started.
+                self._bring_back(replica, cause)
+                return
             problem = str(error).strip().splitlines()[0]
         except Exception as error:
             # Whatever it is, callers must not wait for this replica any longer.
@@ -181,6 +200,7 @@ class Replicas:
             # Under one lock with the new state, so that no waiter sees the replica in
             # no state at all.
             self._reviving.pop(replica, None)
+            self._unplaced.discard(replica)
             if problem:
                 self._away[replica] = f"it could not be started again: {problem}"
                 _logger.warning(
@@ -196,13 +216,38 @@ class Replicas:
                 )
             self._changed.notify_all()
 
+    def _await_nodes(self, replica: int) -> bool:
+        """Wait until nodes have room for a replica; return whether it is wanted then.
+
+        Raises:
+            WorkerDiedError: None had in time.
+        """
+        if self._workers.lacks_node(replica):
+            with self._changed:
+                self._reviving.pop(replica, None)
+                self._unplaced.add(replica)
+                self._changed.notify_all()
+            self._workers.wait_for_nodes(replica)
+        with self._changed:
+            if self._is_closed or replica in self._retired:
+                return False
+            # Callers that need all replicas wait for it from here on.
+            self._unplaced.discard(replica)
+            self._reviving.setdefault(replica, time.monotonic())
+        return True
+
     def settle(self) -> list[int]:
         """Wait until no replica is being started; return the live ones.
 
         Raises:
             GenerationError: There is none.
         """
-        self._wait(lambda: not self._reviving)
+        self._wait(
+            lambda: (
+                not self._reviving
+                and bool(self._serving or self._waiting or not self._unplaced)
+            )
+        )
         live = self.live
         if not live:
             raise GenerationError(self._nobody())
@@ -214,7 +259,11 @@ class Replicas:
         Raises:
             GenerationError: None is live, and none is being started.
         """
-        self._wait(lambda: bool(self._serving or self._waiting or not self._reviving))
+        self._wait(
+            lambda: bool(
+                self._serving or self._waiting or not (self._reviving or self._unplaced)
+            )
+        )
         if not self.live:
             raise GenerationError(self._nobody())
         return self.serving
@@ -245,6 +294,7 @@ class Replicas:
         with self._changed:
             reasons = [f"replica {r}: {why}" for r, why in sorted(self._away.items())]
             reasons += [f"replica {r}: is being started" for r in self._reviving]
+            reasons += [f"replica {r}: waits for a node" for r in self._unplaced]
         return (
             "No generation replica is left: "
             + "; ".join(reasons)

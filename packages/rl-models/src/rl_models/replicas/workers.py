@@ -293,6 +293,25 @@ class ReplicaWorkers:
         self.end(replica, cause)
         self.group.restart(self.ranks(replica))
 
+    def lacks_node(self, replica: int) -> bool:
+        """Return whether no node has room for one of its workers now."""
+        lacking = self.group.ranks_without_node()
+        return not set(lacking).isdisjoint(self.ranks(replica))
+
+    def wait_for_nodes(self, replica: int) -> None:
+        """Wait until nodes have room for a replica.
+
+        Raises:
+            WorkerDiedError: None had in the time that the failure policy gives.
+        """
+        self.group.wait_for_nodes(self.ranks(replica))
+
+    @property
+    def unplaced(self) -> list[int]:
+        """Replicas that were not started, because a worker of theirs has no node."""
+        gone = set(range(self.group.world_size)) - set(self.group.live_ranks)
+        return sorted({self.replica_of(rank) for rank in gone})
+
     def end(self, replica: int, cause: str) -> None:
         """End the remaining workers of a replica: they depend on the lost one."""
         self.group.end(self.ranks(replica), cause)

@@ -16,6 +16,7 @@ from rl_distributed.config import Config, changeable
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics import LoggerConfig
 from rl_distributed.runs.control_config import ControlConfig
+from rl_distributed.workers.policy import OnNodeLost
 from rl_envs.task_limits import TaskLimits
 from rl_models.config import PolicyConfig
 
@@ -104,6 +105,17 @@ class FaultToleranceConfig(Config):
     steps. The driver needs memory for two snapshots, each with the size of a
     checkpoint. Training workers on other machines than the driver have none. null for
     no snapshots."""
+    on_node_lost: OnNodeLost = "wait"
+    """What happens to training workers that no node has room for, as after the loss of
+    one or where `cluster.min_nodes` are enough to start: `wait` for a node;
+    `shrink`: train with as many workers as have one and fit `policy.parallelism`, and
+    with more from the next checkpoint on after a node has come; `fail`: end the run.
+    Replicas that sample have `policy.generation.on_node_lost`."""
+    min_workers: int = Field(1, ge=1)
+    """Smallest number of training workers that `shrink` goes on with."""
+    node_deadline_s: float = Field(300.0, gt=0)
+    """Seconds to wait for a node where too few training workers have one; the run then
+    ends and can be resumed."""
     stall_limit_s: float | None = Field(7200.0, gt=0)
     """Seconds without any progress, from the first step on, after which the run reports
     who waits for whom, with the stacks of all processes, and ends. Progress is the
@@ -214,6 +226,11 @@ class TrainerConfig(Config):
         return self
 
     @property
+    def updates_in_flight(self) -> bool:
+        """Whether the generator takes new weights while it samples."""
+        return False
+
+    @property
     def num_workers(self) -> int:
         """Number of training workers of each policy."""
         return self.cluster.num_nodes * self.cluster.workers_per_node
@@ -225,9 +242,4 @@ class TrainerConfig(Config):
         Raises:
             ConfigError: `policy.parallelism` does not fit the number of workers.
         """
-    @property
-    def updates_in_flight(self) -> bool:
-        """Whether the generator takes new weights while it samples."""
-        return False
-
         return self.policy.parallelism.data_size(self.num_workers)

@@ -22,6 +22,7 @@ from rl_envs.interfaces import EnvironmentInterface
 from rl_envs.rewards.lists import RewardFns
 from rl_models.config import PolicyConfig
 from rl_models.interfaces import GenerationInterface, PolicyInterface
+from rl_models.policy.elastic_ranks import ElasticRanks
 
 __all__ = [
     "Scorer",
@@ -75,6 +76,15 @@ class Starter:
         self.close_later("cluster", cluster.shutdown)
         return cluster
 
+    @property
+    def _elastic(self) -> ElasticRanks:
+        settings = self._config.fault_tolerance
+        return ElasticRanks(
+            on_node_lost=settings.on_node_lost,
+            min_ranks=settings.min_workers,
+            deadline_s=settings.node_deadline_s,
+        )
+
     def policy(
         self,
         cluster: RayVirtualCluster,
@@ -92,7 +102,9 @@ class Starter:
         if kept is not None:
             kept.reload(self._config.policy, **settings)
             return kept
-        policy = rl_models.TrainingPolicy(cluster, self._config.policy, **settings)
+        policy = rl_models.TrainingPolicy(
+            cluster, self._config.policy, elastic=self._elastic, **settings
+        )
         self.close_later("policy", policy.shutdown)
         return policy
 
@@ -115,6 +127,7 @@ class Starter:
             weights_path=weights,
             optimizer_path=optimizer,
             name_prefix=name,
+            elastic=self._elastic,
         )
         self.close_later(name, policy.shutdown)
         return policy
@@ -132,6 +145,7 @@ class Starter:
             "tokenizer_name": policy.tokenizer.name,
             "hf_config_overrides": policy.hf_config_overrides,
             "adapter": policy.sent_adapter,
+            "updates_in_flight": self._config.updates_in_flight,
             # The first sync brings the weights, so reading them here would be wasted.
             "load_weights": False,
         }
@@ -145,7 +159,6 @@ class Starter:
     def environment_here(self, chosen: Scorer) -> EnvironmentInterface[Any]:
         """Create an environment from reward functions in this process."""
         if is_environment(chosen):
-            "updates_in_flight": self._config.updates_in_flight,
             return chosen
         environment = rl_envs.FunctionalRewardWrapper(cast("RewardFns", chosen))
         self.close_later("environment", environment.shutdown)

@@ -1,0 +1,66 @@
+"""Whole runs, and environments, on nodes that come and go."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import kill_session
+from small_run import long_grpo, write_recipe
+
+TESTS = Path(__file__).parent
+DEADLINE_S = 600.0
+
+
+def run_script(name: str, *arguments: str) -> dict[str, Any]:
+    """Run a script in a session of its own; return the object that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, str(TESTS / name), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=DEADLINE_S)
+    finally:
+        kill_session(process)
+    assert process.returncode == 0, f"{name} failed\n{out}\n{err}"
+    found: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_uses_the_nodes_that_there_are(tmp_path: Path) -> None:
+    data = long_grpo(max_num_steps=4000)
+    # On nodes of one CPU each; the environment needs none of its own.
+    data["common"]["cluster"] |= {"num_nodes": 2, "min_nodes": 1}
+    data["common"]["env"]["num_cpus"] = 0
+    data["common"]["fault_tolerance"] = {"on_node_lost": "shrink"}
+    found = run_script("elastic_run.py", str(tmp_path), write_recipe(tmp_path, data))
+
+    # It took steps with one rank, with two, with one again, and with two again.
+    assert found["alone"] < found["grown"] < found["shrunk"] < found["grown_again"]
+    assert found["code"] == 130, found["console"]
+    # No step is missing, and it went back only to the step that a checkpoint has.
+    steps = found["steps"]
+    assert sorted(set(steps)) == list(range(max(steps) + 1))
+    assert steps == sorted(steps)
+    assert found["log"].count("training goes on with 1 of 2 ranks") == 2
+    assert "the run is saved in" in found["console"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_rows_of_a_worker_without_a_node_go_to_the_others() -> None:
+    found = run_script("elastic_environment.py")
+    rewards = [1.0, 2.0, 3.0, 4.0]
+    assert found["before"] == rewards
+    assert found["after"] == rewards
+    assert found["without"] == [rewards, 1]
+    assert found["back"] == rewards
