@@ -76,6 +76,7 @@ def soak(kind: str, num_steps: int, folder: Path) -> list[dict[str, Any]]:
         training = stack.enter_context(_ended(command, stdout=text, stderr=text))
         while training.poll() is None and not (run / "run.json").is_file():
             time.sleep(PERIOD_S)
+        _check(training, kind, output)
         watch = [*RL, "watch", str(run), "--port", "0", "--json"]
         server = stack.enter_context(
             _ended(watch, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
@@ -93,10 +94,15 @@ def soak(kind: str, num_steps: int, folder: Path) -> list[dict[str, Any]]:
                 samples.append(sample)
                 lines.write(json.dumps(sample) + "\n")
             time.sleep(PERIOD_S)
+    _check(training, kind, output)
+    return samples
+
+
+def _check(training: subprocess.Popen[bytes], kind: str, output: Path) -> None:
+    """Raise an error if a run has failed."""
     if training.returncode:
         tail = output.read_text()[-3000:]
         raise RuntimeError(f"the {kind} run ended with {training.returncode}: {tail}")
-    return samples
 
 
 @contextlib.contextmanager
