@@ -70,6 +70,10 @@ EFFECTS = {
         f"TextArenaConfig.{name}": "packages/rl-envs/tests/test_bridges_textarena.py"
         for name in ("credit", "opponent", "opponent_moves", "solved_reward")
     },
+    **{
+        f"SelfPlayConfig.{name}": "packages/rl-envs/tests/test_textarena_self_play.py"
+        for name in ("credit", "max_illegal", "max_turns", "solved_reward")
+    },
     # Read as settings of the requesting client.
     **{
         f"ServedPlayer.{name}": "packages/rl-envs/tests/test_bridges_textarena.py"

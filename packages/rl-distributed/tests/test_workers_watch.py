@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pickle
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -178,6 +180,20 @@ def test_deadline_of_a_call():
         event = events.get(timeout=30)
         assert (event.kind, event.detail) == ("late", "not on time")
         assert event.who == ((1, 0), (2, 0))
+
+
+def test_a_deadline_does_not_hold_the_results_of_a_call_that_has_ended():
+    class Result:
+        pass
+
+    result = Result()
+    gone = threading.Event()
+    weakref.finalize(result, gone.set)
+    with watching() as (watch, _):
+        late = functools.partial(lambda result: (), result)
+        watch.add_deadline(time.monotonic() + 600, str, late)
+        del result, late
+        assert gone.wait(30)
 
 
 def test_closing_ends_the_thread():

@@ -124,6 +124,7 @@ class GroupWatch:
         self._silent: set[int] = set()
         self._handles: dict[int, int] = {}
         self._deadlines: list[_CallDeadline] = []
+        self._next_look = 0.0
         self._closing = False
         self._asked = 0
         self._asked_before_pass = 0
@@ -313,6 +314,7 @@ class GroupWatch:
                 # Only after all that has arrived is read: this process may have been
                 # the one that stood still.
                 events += self._overdue(time.monotonic())
+                self._drop_met_deadlines(time.monotonic())
                 for event in events:
                     if not self._closing:
                         self._on_event(event)
@@ -456,6 +458,21 @@ class GroupWatch:
             if late := call.late():
                 events.append(WatchEvent("late", late, call.detail()))
         return events
+
+    def _drop_met_deadlines(self, now: float) -> None:
+        """Drop the deadlines of calls that have ended, which hold their results."""
+        if now < self._next_look:
+            return
+        self._next_look = now + self.interval_s
+        with self._changed:
+            deadlines = list(self._deadlines)
+        met: set[int] = set()
+        # Outside the lock, because `late` asks Ray, which may have been shut down by
+        # now: then nothing is dropped.
+        with suppress(Exception):
+            met.update(id(d) for d in deadlines if not d.late())
+        with self._changed:
+            self._deadlines = [d for d in self._deadlines if id(d) not in met]
 
     def _close_all(self) -> None:
         with self._changed:
