@@ -220,6 +220,13 @@ def soak(session: nox.Session) -> None:
 
 
 @nox.session
+def faults(session: nox.Session) -> None:
+    """Kill, stop and slow any process of whole runs (`-- --faults 200 --seed 1`)."""
+    sync(session)
+    python(session, "-m", "tests.fault_campaign", *session.posargs)
+
+
+@nox.session
 def mutants(session: nox.Session) -> None:
     """Change the sources in small ways; each must fail a test (`-- --subset`)."""
     sync(session)
