@@ -179,7 +179,7 @@ class GenerationReplicas:
             self.workers,
             self._revive,
             max_restarts=config.max_restarts,
-            deadline_s=config.start_deadline_s,
+            deadline_s=config.node_deadline_s + config.start_deadline_s,
         )
         self.all = Broadcast(self.workers, self.replicas)
         """Calls on all of them."""

@@ -36,7 +36,7 @@ class Replicas:
             thread. Returns whether it has the weights that are served.
         max_restarts: Number of restarts of all replicas together; replicas that are
             lost later stay away.
-        deadline_s: How long one restart may take.
+        deadline_s: How long one restart may take, with the wait for a node.
     """
 
     def __init__(
@@ -182,16 +182,19 @@ class Replicas:
         problem = ""
         serves = False
         try:
-            if not self._await_nodes(replica):
+            while self._await_nodes(replica):
+                began, num_updates = time.monotonic(), self._num_updates
+                try:
+                    self._workers.restart(replica, cause)
+                    serves = self._revive(replica)
+                    break
+                except DistributedError:
+                    # Otherwise another node was lost while it started.
+                    if not self._workers.lacks_node(replica):
+                        raise
+            else:
                 return
-            began, num_updates = time.monotonic(), self._num_updates
-            self._workers.restart(replica, cause)
-            serves = self._revive(replica)
         except DistributedError as error:
-            if not self._is_closed and self._workers.lacks_node(replica):
-                # Another node was lost while it started.
-                self._bring_back(replica, cause)
-                return
             problem = str(error).strip().splitlines()[0]
         except Exception as error:
             # Whatever it is, callers must not wait for this replica any longer.
