@@ -21,6 +21,7 @@ import pytest
 
 from rl_distributed.workers.beat_sender import Beat, proof
 from rl_distributed.workers.group_watch import GroupWatch
+from rl_distributed.workers.open_calls import CallDeadline
 
 LIMIT_S = 2.0
 PROCESS = """
@@ -90,7 +91,7 @@ def test_hello_that_is_not_read_yet_counts():
         address = (target.address, target.port)
         with socket.create_connection(address, timeout=30) as link:
             challenge = link.makefile("r").readline().strip()
-            watch.add_deadline(0.0, str, lambda: ((3, 0),))
+            watch.add_deadline(CallDeadline(0.0, str, lambda: ((3, 0),), "a call"))
             assert held.wait(60)
             hello = [3, 0, proof(target.key, challenge, 3, 0)]
             link.sendall(
@@ -175,8 +176,12 @@ def test_former_process_of_a_rank_is_not_mistaken_for_the_present_one():
 def test_deadline_of_a_call():
     with watching() as (watch, events):
         end = time.monotonic() + 0.3
-        watch.add_deadline(end, lambda: "on time", tuple)
-        watch.add_deadline(end + 0.1, lambda: "not on time", lambda: ((1, 0), (2, 0)))
+        watch.add_deadline(CallDeadline(end, lambda: "on time", tuple, "a call"))
+        watch.add_deadline(
+            CallDeadline(
+                end + 0.1, lambda: "not on time", lambda: ((1, 0), (2, 0)), "a call"
+            )
+        )
         event = events.get(timeout=30)
         assert (event.kind, event.detail) == ("late", "not on time")
         assert event.who == ((1, 0), (2, 0))
@@ -191,7 +196,7 @@ def test_a_deadline_does_not_hold_the_results_of_a_call_that_has_ended():
     weakref.finalize(result, gone.set)
     with watching() as (watch, _):
         late = functools.partial(lambda result: (), result)
-        watch.add_deadline(time.monotonic() + 600, str, late)
+        watch.add_deadline(CallDeadline(time.monotonic() + 600, str, late, "a call"))
         del result, late
         assert gone.wait(30)
 

@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from rl_distributed.workers.group_watch import GroupWatch
+from rl_distributed.workers.open_calls import CallDeadline
 
 __all__ = ["add_call_deadline"]
 
@@ -45,4 +46,5 @@ def add_call_deadline(
             f"worker(s) {', '.join(map(str, workers))}"
         )
 
-    watch.add_deadline(time.monotonic() + deadline_s, detail, late, what)
+    end = time.monotonic() + deadline_s
+    watch.add_deadline(CallDeadline(end, detail, late, what))

@@ -38,6 +38,7 @@ from rl_distributed.workers.beat_sender import (
 )
 from rl_distributed.workers.call_collector import add_source, deliver
 from rl_distributed.workers.call_recorder import CallReport
+from rl_distributed.workers.open_calls import CallDeadline, OpenCalls
 
 __all__ = ["GroupWatch", "Seen", "WatchEvent"]
 
@@ -87,14 +88,6 @@ class _Connection:
     received: bytes = b""
 
 
-@dataclass(slots=True)
-class _CallDeadline:
-    end: float
-    detail: Callable[[], str]
-    late: Callable[[], tuple[tuple[int, int], ...]]
-    what: str
-
-
 class GroupWatch:
     """Watches the processes of one group.
 
@@ -123,8 +116,7 @@ class GroupWatch:
         self._seen: dict[int, Seen] = {}
         self._silent: set[int] = set()
         self._handles: dict[int, int] = {}
-        self._deadlines: list[_CallDeadline] = []
-        self._next_look = 0.0
+        self._calls = OpenCalls(self.interval_s)
         self._closing = False
         self._asked = 0
         self._asked_before_pass = 0
@@ -183,23 +175,9 @@ class GroupWatch:
             self._silent.discard(rank)
             self._drop_handle(rank)
 
-    def add_deadline(
-        self,
-        end: float,
-        detail: Callable[[], str],
-        late: Callable[[], tuple[tuple[int, int], ...]],
-        what: str = "a call",
-    ) -> None:
-        """Report the workers that are `late()` with a call at `end`.
-
-        Args:
-            end: `time.monotonic()` at which to ask.
-            detail: the words for the report; called after `late`.
-            late: the (rank, incarnation) of each worker that is not done.
-            what: the call, for a report of what is waited for.
-        """
-        with self._changed:
-            self._deadlines.append(_CallDeadline(end, detail, late, what))
+    def add_deadline(self, deadline: CallDeadline) -> None:
+        """Report the workers that are late with a call when its deadline passes."""
+        self._calls.add(deadline)
         self._wake()
 
     def seen(self) -> dict[int, Seen]:
@@ -255,10 +233,7 @@ class GroupWatch:
 
     def open_deadlines(self) -> list[tuple[float, str]]:
         """Return the deadlines of calls: when (`time.monotonic`), and of what."""
-        with self._changed:
-            deadlines = list(self._deadlines)
-        # Not under the lock: Ray is asked which calls go on.
-        return [(d.end, d.what) for d in deadlines if d.late()]
+        return self._calls.running()
 
     def cancel(self, rank: int, task_id: str) -> None:
         """Tell a worker that a call was cancelled, whether or not it has begun."""
@@ -314,7 +289,7 @@ class GroupWatch:
                 # Only after all that has arrived is read: this process may have been
                 # the one that stood still.
                 events += self._overdue(time.monotonic())
-                self._drop_met_deadlines(time.monotonic())
+                self._calls.drop_ended(time.monotonic())
                 for event in events:
                     if not self._closing:
                         self._on_event(event)
@@ -322,9 +297,7 @@ class GroupWatch:
             self._close_all()
 
     def _pause_s(self) -> float:
-        with self._changed:
-            ends = [deadline.end for deadline in self._deadlines]
-        left = min(ends, default=float("inf")) - time.monotonic()
+        left = self._calls.next_end - time.monotonic()
         return min(self.interval_s, max(0.0, left))
 
     def _handle(self, what: Any, data: Any, events: list[WatchEvent]) -> None:
@@ -451,28 +424,11 @@ class GroupWatch:
                         f"{self._limit_s:g} s)"
                     )
                     events.append(WatchEvent("hung", (who,), detail))
-            passed = [d for d in self._deadlines if d.end <= now]
-            self._deadlines = [d for d in self._deadlines if d.end > now]
         # Outside the lock, because `late` asks Ray.
-        for call in passed:
+        for call in self._calls.take_passed(now):
             if late := call.late():
                 events.append(WatchEvent("late", late, call.detail()))
         return events
-
-    def _drop_met_deadlines(self, now: float) -> None:
-        """Drop the deadlines of calls that have ended, which hold their results."""
-        if now < self._next_look:
-            return
-        self._next_look = now + self.interval_s
-        with self._changed:
-            deadlines = list(self._deadlines)
-        met: set[int] = set()
-        # Outside the lock, because `late` asks Ray, which may have been shut down by
-        # now: then nothing is dropped.
-        with suppress(Exception):
-            met.update(id(d) for d in deadlines if not d.late())
-        with self._changed:
-            self._deadlines = [d for d in self._deadlines if id(d) not in met]
 
     def _close_all(self) -> None:
         with self._changed:
