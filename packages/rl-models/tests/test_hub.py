@@ -133,7 +133,9 @@ def test_policies_hand_it_to_their_workers(
     monkeypatch.setattr(generation_replicas, "read_model_config", lambda *_: None)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     name = NAME if is_on_hub else str(tmp_path)
-    cluster: Any = SimpleNamespace(world_size=lambda: 1, use_gpus=False)
+    cluster: Any = SimpleNamespace(
+        world_size=lambda: 1, node_count=lambda: 1, use_gpus=False
+    )
     # The model is not queried for the maximum length of its rows.
     policy = PolicyConfig(model_name=name, max_total_sequence_length=8)
     with pytest.raises(_Asked) as trained:

@@ -148,7 +148,8 @@ def reserve_bundles(
         if sum(placed) < least:
             late_s = nodes_deadline_s if request.shortage else deadline_s
             raise _not_placed(request, groups, bundle, what, late_s)
-        placed = [_is_placed(group) for group in groups]
+        if request.shortage:
+            placed = [_is_placed(group) for group in groups]
         rows = [
             _read_slots(group, nodes) if is_placed else _unplaced_slots(group)
             for group, is_placed in zip(groups, placed, strict=True)
@@ -225,7 +226,11 @@ def _ask(request: _Request, bundle: Bundle, groups: list[PlacementGroup]) -> Non
 def _wait(groups: Sequence[PlacementGroup], deadline_s: float) -> list[bool]:
     """Wait until all are placed, or the deadline; return which are."""
     end = time.monotonic() + deadline_s
-    return [group.wait(max(0.0, end - time.monotonic())) for group in groups]
+    # `wait` fails for a placed group as well if it is given no time.
+    return [
+        group.wait(max(0.0, end - time.monotonic())) or _is_placed(group)
+        for group in groups
+    ]
 
 
 def _wait_for_nodes(
@@ -243,7 +248,6 @@ def _wait_for_nodes(
 
 
 def _is_placed(group: PlacementGroup) -> bool:
-    # `wait` takes a moment even for a group that is placed, and fails without it.
     table = cast("dict[str, Any]", placement_group_table(group))
     return bool(table["state"] == "CREATED")
 
