@@ -20,6 +20,7 @@ from rl_algorithms.advantages import (
     batch_normalized,
 )
 from rl_algorithms.losses import ClippedPGLossFn, policy_terms
+from rl_algorithms.losses.columns import LossColumns
 from rl_algorithms.losses.policy_terms import PolicyTerms
 from rl_algorithms.testing import (
     ConformanceError,
@@ -198,13 +199,20 @@ def patched(**changes: Any) -> Callable[[pytest.MonkeyPatch], type]:
     return apply
 
 
-def shifted_column(data, name, like, *, needed_by):
-    return data[name][:, :-1].to(like.dtype)
+def shifted_column(value, name, like):
+    return value[:, :-1].to(like.dtype)
 
 
-def zero_where_missing(data, name, like):
-    value = data.get(name)
-    return torch.zeros_like(like) if value is None else value[:, 1:].detach()
+def zero_where_missing(monkeypatch: pytest.MonkeyPatch) -> type:
+    """Return the correct loss, on batches that are filled up with zeros."""
+
+    def read(columns, data):
+        per_token = torch.zeros(data["input_ids"].shape)
+        zeros = dict.fromkeys(columns._required, per_token)
+        return zeros | {"sample_mask": per_token[:, 0]} | dict(data)
+
+    monkeypatch.setattr(LossColumns, "read", read)
+    return ClippedPGLossFn
 
 
 def reversed_kl(logprobs, reference, *rest):
@@ -282,7 +290,7 @@ LOSS_MUTANTS: dict[str, tuple[dict[str, Any], Any, str]] = {
     # Which tokens count.
     "rows that do not count": ({}, RowsThatDoNotCountAreTrained, "all_masked"),
     "tokens of tools": ({}, ToolTokensAreTrained, "value"),
-    "columns shifted by one": ({}, patched(next_token_column=shifted_column), "value"),
+    "columns shifted by one": ({}, patched(next_tokens=shifted_column), "value"),
     "entropy of the wrong mask": (
         {"entropy_coef": 0.3},
         patched(_entropy=entropy_of_the_wrong_mask),
@@ -297,7 +305,7 @@ LOSS_MUTANTS: dict[str, tuple[dict[str, Any], Any, str]] = {
     "missing log-probs are 0": (CORRECTION, MissingLogprobsAreZero, "missing_columns"),
     "any missing column is 0": (
         {},
-        patched(_read=zero_where_missing),
+        zero_where_missing,
         "missing_columns",
     ),
     "advantages changed in place": ({}, AdvantagesChangedInPlace, "pure"),
