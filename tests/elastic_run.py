@@ -20,15 +20,8 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = "0123456789abcdef0123456789abcdef"
 sys.path.append(str(Path(__file__).parents[1] / "packages/rl-distributed/tests"))
 
-from rl_distributed_simulated import simulated_nodes
+from rl_distributed_simulated import NODE, QUICK, simulated_nodes
 
-NODE = {"num_cpus": 1, "include_dashboard": False}
-# Ray gives up a node sooner, so that its bundle is moved sooner.
-QUICK = {
-    "health_check_initial_delay_ms": 1_000,
-    "health_check_period_ms": 1_000,
-    "health_check_failure_threshold": 2,
-}
 DEADLINE_S = 240.0
 
 

@@ -50,7 +50,8 @@ from small_run import recipe, write_recipe
 
 NUM_STEPS = 24
 DEADLINE_S = 420.0
-END_S = 60.0
+# Ray's agents look for its head for a minute before they end.
+END_S = 120.0
 SHARED_MEMORY = Path("/dev/shm")
 WORKERS = ("policy", "generation", "environment")
 # The driver and Ray's own processes more rarely: they end the run.

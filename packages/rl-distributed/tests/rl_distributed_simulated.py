@@ -8,6 +8,15 @@ from ray.cluster_utils import Cluster
 
 from rl_distributed.cluster.ray_processes import only_needed_processes
 
+NODE = {"num_cpus": 1, "include_dashboard": False}
+"""A node of one worker."""
+QUICK = {
+    "health_check_initial_delay_ms": 1_000,
+    "health_check_period_ms": 1_000,
+    "health_check_failure_threshold": 2,
+}
+"""`_system_config` of a head that gives up a lost node, and moves its bundles, soon."""
+
 
 def simulated_nodes(*nodes: dict, attempts: int = 3) -> tuple[Any, list[Any]]:
     """A cluster of several nodes on this machine, each with the given arguments.

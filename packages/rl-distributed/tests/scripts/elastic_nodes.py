@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 import ray
 from ray.util.placement_group import placement_group_table
 from rl_distributed_sample_workers import Sample
-from rl_distributed_simulated import simulated_nodes
+from rl_distributed_simulated import NODE, QUICK, simulated_nodes
 
 from rl_distributed import (
     RayVirtualCluster,
@@ -29,13 +29,6 @@ from rl_distributed import (
 )
 from rl_distributed.errors import DistributedError
 
-NODE = {"num_cpus": 1, "include_dashboard": False}
-# Ray gives up a node sooner, so that its bundle is moved sooner.
-QUICK = {
-    "health_check_initial_delay_ms": 1_000,
-    "health_check_period_ms": 1_000,
-    "health_check_failure_threshold": 2,
-}
 STRICT = (
     RestartWorker(on_node_lost="fail"),
     RestartWorker(on_node_lost="shrink", min_workers=2, resources_deadline_s=1.0),

@@ -17,7 +17,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 
 import psutil
 import ray
-from rl_distributed_simulated import simulated_nodes
+from rl_distributed_simulated import NODE, QUICK, simulated_nodes
 
 from rl_distributed import (
     RayVirtualCluster,
@@ -28,13 +28,6 @@ from rl_distributed import (
 )
 from rl_distributed.errors import WorkerError
 
-NODE = {"num_cpus": 1, "include_dashboard": False}
-# Make Ray give up a node sooner, so that its bundle moves sooner.
-QUICK = {
-    "health_check_initial_delay_ms": 1_000,
-    "health_check_period_ms": 1_000,
-    "health_check_failure_threshold": 2,
-}
 DEADLINE_S = 60.0
 
 
