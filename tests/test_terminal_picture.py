@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import re
+import socket
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -60,6 +61,15 @@ def test_texts_of_the_machine_are_found(tmp_path: Path) -> None:
     assert private_texts("runs/a and ~/b", tmp_path) == []
     assert private_texts(f"in {tmp_path}/x", tmp_path) == [str(tmp_path)]
     assert str(ROOT) in private_texts(f"File {ROOT}/packages", tmp_path)
+
+
+def test_the_name_of_the_machine_is_found_as_a_word_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "vm")
+    assert private_texts("Key: rl-q8vm0_Lvm-x7", tmp_path) == []
+    for text in ("on vm", "http://vm:80", "vm.local", '"node": "vm"'):
+        assert private_texts(text, tmp_path) == ["vm"]
 
 
 def test_a_command_is_run_in_its_folder_with_its_own_home(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -296,6 +297,12 @@ def private_texts(picture: str, folder: Path) -> list[str]:
         picture: SVG, or the text that it is drawn from.
         folder: Working directory of the command.
     """
-    texts = {str(folder), str(_ROOT), str(Path.home()), socket.gethostname()}
     # "/" and "localhost" reveal nothing about a machine.
-    return sorted(text for text in texts - {"/", "localhost", ""} if text in picture)
+    paths = {str(folder), str(_ROOT), str(Path.home())} - {"/", ""}
+    found = {path for path in paths if path in picture}
+    name = socket.gethostname()
+    # A random key holds the two letters of a short name as part of a word.
+    as_word = rf"(?<![\w-]){re.escape(name)}(?![\w-])"
+    if name not in {"localhost", ""} and re.search(as_word, picture):
+        found.add(name)
+    return sorted(found)
