@@ -91,6 +91,8 @@ class Results:
     counts: Counter[str] = field(default_factory=Counter)
     recoveries_s: list[float] = field(default_factory=list)
     """From the kill of a training worker to the end of the next step."""
+    failures: list[str] = field(default_factory=list)
+    """The rounds in which something did not hold, and their consoles."""
 
     @property
     def num_faults(self) -> int:
@@ -353,7 +355,12 @@ def campaign(num_faults: int, seed: int, minutes: float) -> Results:
         number = 0
         while results.num_faults < num_faults and time.monotonic() < end:
             kind = ("synchronous", "asynchronous")[number % 2]
-            play(Path(base) / f"round-{number}", chance, kind, expected, results)
+            try:
+                play(Path(base) / f"round-{number}", chance, kind, expected, results)
+            except CampaignError as error:
+                # The other rounds may find something else.
+                results.failures.append(str(error))
+                sys.stderr.write(f"round {number + 1}: {error}\n")
             number += 1
             sys.stderr.write(f"round {number}: {results.num_faults} faults so far\n")
     return results
@@ -377,6 +384,8 @@ def main() -> None:
             f"{statistics.median(found):.1f} s, longest {found[-1]:.1f} s "
             f"({len(found)} times)\n"
         )
+    if results.failures:
+        sys.exit(f"{len(results.failures)} rounds failed")
 
 
 if __name__ == "__main__":
