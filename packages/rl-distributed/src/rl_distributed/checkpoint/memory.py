@@ -3,24 +3,27 @@
 ```python
 with passing_folder(size) as folder:
     save(folder)
-    files = read_files(folder)
+    kept = FolderInMemory(read_files(folder))
 ...
-with passing_folder(size_of(files)) as folder:
-    write_files(folder, files)
+# In any process on any machine that `kept` is sent to:
+with kept.opened() as folder:
     load(folder)
 ```
-A process that is killed leaves its folder behind. The next one that makes a folder on
-the same machine removes it.
+A folder is locked by those who use it, and the lock ends with a process, however that
+ends. What a process that was killed has left is removed by the next one that makes a
+folder on the same machine.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +31,68 @@ from numpy.typing import NDArray
 
 from rl_distributed.private_files import create_private_folder
 
-__all__ = ["Files", "passing_folder", "read_files", "size_of", "write_files"]
+__all__ = [
+    "Files",
+    "FolderInMemory",
+    "passing_folder",
+    "read_files",
+    "size_of",
+    "write_files",
+]
 
 Files = Mapping[str, NDArray[np.uint8]]
 """Content of each file, by its path within the folder."""
 
 _SHARED_MEMORY = Path("/dev/shm")
 _NAME = "rl-snapshot-"
+_COMPLETE = ".complete"
+
+
+@dataclass(frozen=True)
+class FolderInMemory:
+    """Files that become a folder wherever they are needed.
+
+    Processes of one machine that open it at the same time share one folder.
+    """
+
+    files: Files
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    """Name of the folder; equal only if the files are."""
+
+    @contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Provide the files as a folder for a block; the last to leave removes it."""
+        name = f"{_NAME}{self.key}"
+        # Where another process has it already: it may have taken the last room.
+        found = next((root for root in _roots() if (root / name).exists()), None)
+        root = found or _root_for(size_of(self.files))
+        _remove_left(root, besides=name)
+        folder = root / name
+        lock = self._written(folder)
+        try:
+            yield folder
+        finally:
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+    def _written(self, folder: Path) -> int:
+        """Write the folder, unless it is there; return a lock shared by its users."""
+        complete = folder / _COMPLETE
+        while True:
+            lock = _locked(folder, fcntl.LOCK_SH)
+            if complete.exists():
+                return lock
+            try:
+                # One writes while the others wait here, but not if it dies; whoever
+                # calls these processes has a deadline for all of it.
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if _is_of(lock, folder) and not complete.exists():
+                    write_files(folder, self.files)
+                    complete.touch()
+            finally:
+                os.close(lock)
 
 
 @contextmanager
@@ -44,16 +102,26 @@ def passing_folder(num_bytes: int | None) -> Iterator[Path]:
     Args:
         num_bytes: Size of the files to come; None if it is not known.
     """
-    root = Path(tempfile.gettempdir())
-    if num_bytes is not None and _has_room(_SHARED_MEMORY, num_bytes):
-        root = _SHARED_MEMORY
+    root = _root_for(num_bytes)
     _remove_left(root)
     folder = root / f"{_NAME}{os.getpid()}-{uuid.uuid4().hex}"
-    create_private_folder(folder, is_new=True)
+    lock = _locked(folder, fcntl.LOCK_EX)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _roots() -> tuple[Path, Path]:
+    return _SHARED_MEMORY, Path(tempfile.gettempdir())
+
+
+def _root_for(num_bytes: int | None) -> Path:
+    memory, temporary = _roots()
+    if num_bytes is not None and _has_room(memory, num_bytes):
+        return memory
+    return temporary
 
 
 def _has_room(root: Path, num_bytes: int) -> bool:
@@ -61,22 +129,43 @@ def _has_room(root: Path, num_bytes: int) -> bool:
     return os.access(root, os.W_OK) and shutil.disk_usage(root).free // 2 >= num_bytes
 
 
-def _remove_left(root: Path) -> None:
-    """Remove the folders of processes that have ended."""
-    for folder in root.glob(f"{_NAME}*-*"):
-        pid = folder.name.removeprefix(_NAME).partition("-")[0]
-        if pid.isdecimal() and not _is_running(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+def _locked(folder: Path, kind: int) -> int:
+    """Make a folder if it is not there, and lock it; return the lock."""
+    while True:
+        # `exist_ok` raises if another removes the folder at this moment.
+        with suppress(FileExistsError):
+            create_private_folder(folder)
+        try:
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(lock, kind)
+        # It may have been taken for one that was left, and removed.
+        if _is_of(lock, folder):
+            return lock
+        os.close(lock)
 
 
-def _is_running(pid: int) -> bool:
+def _is_of(lock: int, folder: Path) -> bool:
+    """Return whether a lock is that of the folder of this name."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return os.path.samestat(os.fstat(lock), folder.stat())
+    except FileNotFoundError:
         return False
-    except PermissionError:
-        pass  # somebody else's
-    return True
+
+
+def _remove_left(root: Path, besides: str = "") -> None:
+    """Remove the folders that no process has a lock of."""
+    for folder in root.glob(f"{_NAME}*"):
+        if folder.name == besides:
+            continue
+        # Gone meanwhile, or somebody else's.
+        with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            with suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def read_files(folder: Path) -> dict[str, NDArray[np.uint8]]:
