@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from small_run import long_grpo, write_recipe
 
 TESTS = Path(__file__).parent
 DEADLINE_S = 600.0
+LOST = r"training workers are lost in step (\d+), .* goes back to step (\d+)"
 
 
 def run_script(name: str, *arguments: str) -> dict[str, Any]:
@@ -41,13 +43,17 @@ def test_a_run_uses_the_nodes_that_there_are(tmp_path: Path) -> None:
     # On nodes of one CPU each; the environment needs none of its own.
     data["common"]["cluster"] |= {"num_nodes": 2, "min_nodes": 1}
     data["common"]["env"]["num_cpus"] = 0
-    data["common"]["fault_tolerance"] = {"on_node_lost": "shrink"}
+    data["common"]["fault_tolerance"] = {"on_node_lost": "shrink", "snapshot_period": 1}
+    data["stages"]["grpo"]["checkpointing"] = {"save_period": 3}
     found = run_script("elastic_run.py", str(tmp_path), write_recipe(tmp_path, data))
 
     # It took steps with one rank, with two, with one again, and with two again.
     assert found["alone"] < found["grown"] < found["shrunk"] < found["grown_again"]
     assert found["code"] == 130, found["console"]
-    # No step is missing, and it went back only to the step that a checkpoint has.
+    # Snapshots hold what ranks on two nodes had: only the step that failed is repeated.
+    lost, back = re.search(LOST, found["log"]).groups()
+    assert int(back) == int(lost) - 1
+    # No step is missing, and it went back only to a step that was kept.
     steps = found["steps"]
     assert sorted(set(steps)) == list(range(max(steps) + 1))
     assert steps == sorted(steps)

@@ -119,6 +119,23 @@ def test_two_ranks_begin_anew_together(two_ranks, tiny_model, make_batch, nll_lo
         torch.testing.assert_close(result["loss"], expected["loss"], atol=1e-5, rtol=0)
 
 
+def test_a_snapshot_restores_the_training_state(
+    two_ranks, tiny_model, make_batch, nll_loss
+):
+    data = make_batch(8)
+    two_ranks.train(data, nll_loss)
+    taken = two_ranks.take_snapshot()
+    expected = two_ranks.train(data, nll_loss)
+    again = two_ranks.train(data, nll_loss)
+    assert again["loss"] != expected["loss"]
+    # Each rank has written its part.
+    assert len([name for name in taken.files if name.startswith("optimizer/")]) > 2
+    two_ranks.reload(two_ranks.config, init_reference_model=True, snapshot=taken)
+    found = two_ranks.train(data, nll_loss)
+    for name in ("loss", "grad_norm", "lr"):
+        assert torch.equal(found[name], expected[name]), name
+
+
 def test_processes_start_within_the_deadline_of_the_configuration(cluster, tiny_model):
     with pytest.raises(WorkerStartError, match=r"start_deadline_s \(0\.01 s\)"):
         HuggingFacePolicy(tiny_model, cluster, start_deadline_s=0.01, **SETTINGS)

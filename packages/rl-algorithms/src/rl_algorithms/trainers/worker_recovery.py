@@ -24,8 +24,9 @@ from typing import Any, Generic
 from rl_algorithms.trainers.algorithm import Algorithm, ConfigT
 from rl_algorithms.trainers.live_config import LiveConfig
 from rl_algorithms.trainers.outputs import RunOutputs
-from rl_algorithms.trainers.run.snapshots import Snapshots
+from rl_algorithms.trainers.run.snapshots import Snapshot, Snapshots
 from rl_algorithms.trainers.setup.starting import Starter
+from rl_distributed.checkpoint.memory import FolderInMemory
 from rl_distributed.cluster.watch import find_loss
 from rl_distributed.errors import WorkerDiedError, WorkerHungError
 from rl_distributed.logs.logging import get_logger
@@ -41,11 +42,14 @@ class StartingPoint:
     """A point from which a run can continue."""
 
     checkpoint: Path | None
-    """Folder of weights and optimizer; None for those that the run began with."""
+    """Folder of a checkpoint, or of the algorithm's own files in a snapshot; None for
+    the weights and optimizer that the run began with."""
     info: Mapping[str, Any]
     """State of the loop, the data, the callbacks and the algorithm."""
     last_checkpoint: str | None
     """The newest checkpoint of the run at this point."""
+    snapshot: Snapshot | None = None
+    """Holds the models in place of `checkpoint`."""
 
 
 class Recovery(Generic[ConfigT]):
@@ -158,7 +162,7 @@ class Recovery(Generic[ConfigT]):
                 str(error).strip().splitlines()[0],
             )
             self._updates.go_back(point.info)
-            self._reload(point.checkpoint)
+            self._reload(point)
             yield point
 
     def can_grow(self) -> bool:
@@ -179,7 +183,7 @@ class Recovery(Generic[ConfigT]):
         """
         with self._newest() as point:
             _logger.warning("nodes have come: more workers train from here on")
-            self._reload(point.checkpoint)
+            self._reload(point)
             yield point
 
     def _num_restarts(self) -> int:
@@ -192,8 +196,8 @@ class Recovery(Generic[ConfigT]):
         last = self._trainer.state.last_checkpoint
         snapshot = self._snapshots.newest
         if snapshot and snapshot.step > self._outputs.checkpoints.saved_at:
-            with snapshot.folder() as folder:
-                yield StartingPoint(folder, snapshot.info, last)
+            with snapshot.own.opened() as folder:
+                yield StartingPoint(folder, snapshot.info, last, snapshot)
             return
         # A checkpoint that this run only resumed from equals the beginning, which is
         # already in memory.
@@ -204,16 +208,28 @@ class Recovery(Generic[ConfigT]):
         assert self._beginning is not None  # `begin` precedes every step
         yield self._beginning
 
-    def _reload(self, checkpoint: Path | None) -> None:
+    def _reload(self, point: StartingPoint) -> None:
         trainer = self._trainer
+        models: Mapping[str, FolderInMemory | None] = {}
+        if point.snapshot is not None:
+            models = point.snapshot.models
         parts, needs = trainer.components, trainer.needs
         starter = Starter(trainer.config, ExitStack())
         policy, critic, teacher = parts.policy, parts.critic, parts.teacher
         if isinstance(policy, TrainingPolicy):
             reference = needs.reference_policy
-            starter.policy(policy.cluster, reference, checkpoint, policy)
+            starter.policy(
+                policy.cluster,
+                reference,
+                point.checkpoint,
+                policy,
+                models.get("policy"),
+            )
         if isinstance(critic, TrainingPolicy):
-            starter.further_policy("critic", critic.cluster, checkpoint, critic)
+            cluster, snapshot = critic.cluster, models.get("critic")
+            starter.further_policy(
+                "critic", cluster, point.checkpoint, critic, snapshot
+            )
         # Only if lost: a teacher is never trained, so a living one has the right
         # weights.
         if isinstance(teacher, TrainingPolicy) and teacher.is_lost:

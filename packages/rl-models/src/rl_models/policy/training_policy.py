@@ -11,6 +11,7 @@ from rl_distributed.batch.batched_data_dict import (
     AnyRows,
     BatchedDataDict,
 )
+from rl_distributed.checkpoint.memory import FolderInMemory
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import BatchError, ConfigError
 from rl_distributed.timing.timer import Timer
@@ -154,6 +155,7 @@ class TrainingPolicy(PolicyInterface):
         init_reference_model: bool = False,
         weights_path: AnyPath | None = None,
         optimizer_path: AnyPath | None = None,
+        snapshot: FolderInMemory | None = None,
     ) -> None:
         """Start over with another config and model, in the same processes.
 
@@ -166,15 +168,15 @@ class TrainingPolicy(PolicyInterface):
             init_reference_model: See the class.
             weights_path: See the class.
             optimizer_path: See the class.
+            snapshot: What `take_snapshot` has returned, in place of both paths.
 
         Raises:
             ConfigError: As the constructor; the present model is then untouched.
             ModelLoadError: Likewise.
         """
         config = _checked(config, self.cluster.world_size(), init_reference_model)
-        self._ranks.reload(
-            config, **_settings(init_reference_model, weights_path, optimizer_path)
-        )
+        settings = _settings(init_reference_model, weights_path, optimizer_path)
+        self._ranks.reload(config, snapshot, **settings)
         self._begin(init_reference_model)
 
     def generate(
@@ -500,6 +502,18 @@ class TrainingPolicy(PolicyInterface):
             "load_checkpoint",
             weights_path=_text(weights_path),
             optimizer_path=_text(optimizer_path),
+        )
+
+    def take_snapshot(self) -> FolderInMemory:
+        """Return the exact training state, in the memory of this process.
+
+        It has the files of `save_checkpoint`, those of all ranks on any machines;
+        `reload` starts from it, also on other ranks.
+        """
+        # Copies: the results lie in Ray's object store, which would stay full.
+        parts = self._ranks.call_all("save_snapshot")
+        return FolderInMemory(
+            {name: file.copy() for part in parts for name, file in part.items()}
         )
 
     def shutdown(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rl_distributed.checkpoint.memory import FolderInMemory
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ActorEnvironmentError
 from rl_distributed.logs.logging import get_logger
@@ -54,6 +55,7 @@ class TrainingRanks:
         name: str,
         config: PolicyConfig,
         settings: dict[str, Any],
+        snapshot: FolderInMemory | None = None,
     ) -> None:
         """Start the workers and have them load the model."""
         bundles = self._find_bundles(cluster, config)
@@ -85,7 +87,9 @@ class TrainingRanks:
         try:
             if not cluster.use_gpus:
                 self.group.warn_of_crowding(config.num_threads, f"{name}.num_threads")
-            frees = self.call_all("setup", deadline_s=config.start_deadline_s)
+            frees = self.call_all(
+                "setup", deadline_s=config.start_deadline_s, snapshot=snapshot
+            )
         except BaseException:
             # By force: ranks that have failed cannot shut down in an orderly way.
             self.group.shutdown(force=True)
@@ -125,11 +129,17 @@ class TrainingRanks:
             self.num_ranks, stages_outermost=traits.stages_outermost(config)
         )
 
-    def reload(self, config: PolicyConfig, **settings: Any) -> None:
+    def reload(
+        self,
+        config: PolicyConfig,
+        snapshot: FolderInMemory | None = None,
+        **settings: Any,
+    ) -> None:
         """Have the workers load another model, in new processes if needed.
 
         Args:
             config: The policy's config, checked.
+            snapshot: See `TrainingPolicy.reload`.
             settings: See the class.
         """
         # A process gets its secrets and the program's classes when it is started; and
@@ -146,13 +156,15 @@ class TrainingRanks:
         ):
             # Those that are left may wait for a lost one in a collective.
             self.group.shutdown(force=is_lost)
-            self._start(self.group.cluster, self.group.name, config, settings)
+            cluster, name = self.group.cluster, self.group.name
+            self._start(cluster, name, config, settings, snapshot)
             return
         self._take(config)
         frees = self.call_all(
             "setup",
             deadline_s=config.start_deadline_s,
             config=config.to_dict(),
+            snapshot=snapshot,
             **settings,
         )
         self.frees_memory = any(frees)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_distributed.checkpoint.memory import (
+    Files,
+    FolderInMemory,
+    passing_folder,
+    read_files,
+    size_of,
+)
 from rl_distributed.cluster.ports import PortAllocator
 from rl_distributed.registrations import Registration
 from rl_distributed.transfer import LinkSet, TensorLink
@@ -74,15 +83,23 @@ class TrainingWorker:
             "optimizer_path": optimizer_path,
         }
         self._backend: Any = None
+        self._snapshot_size: int | None = None
         self._sender = WeightSender(lambda request: iter(()), -1)
         self._sampler = WorkerSampler(config, None)
 
-    def setup(self, config: Mapping[str, Any] | None = None, **arguments: Any) -> bool:
+    def setup(
+        self,
+        config: Mapping[str, Any] | None = None,
+        snapshot: FolderInMemory | None = None,
+        **arguments: Any,
+    ) -> bool:
         """Load the model; every rank must be called, because ranks join here.
 
         Args:
             config: Replaces the one given at construction, together with `arguments`:
                 the worker starts over with another model in the same process.
+            snapshot: Start from the weights and the training state of
+                `save_snapshot`, in place of the paths of `arguments`.
             arguments: Arguments of the constructor.
 
         Returns:
@@ -97,7 +114,11 @@ class TrainingWorker:
             self._backend = None
             self._config, self._arguments = config, arguments
         self._backend = build_training_backend(str(self._config["backend"]))
-        self._backend.setup(self._config, **self._arguments)
+        with ExitStack() as stack:
+            arguments = dict(self._arguments)
+            if snapshot is not None:
+                arguments |= _snapshot_paths(stack.enter_context(snapshot.opened()))
+            self._backend.setup(self._config, **arguments)
         # A new sender, because the tensors of the next model are others.
         ranks = Ranks.from_environment()
         self._collector: WeightCollector | None = None
@@ -291,6 +312,19 @@ class TrainingWorker:
         self._sampler.mark_stale()
         self._backend.load_checkpoint(weights_path, optimizer_path)
 
+    def save_snapshot(self) -> Files:
+        """Return the files of this rank's part of a checkpoint; every rank is called.
+
+        The files of all ranks together are what `setup` starts from.
+        """
+        # As large as the last one, so that the folder is in memory from the second on.
+        with passing_folder(self._snapshot_size) as folder:
+            paths = _snapshot_paths(folder)
+            self.save_checkpoint(**paths, tokenizer_path=paths["weights_path"])
+            files = read_files(folder)
+        self._snapshot_size = size_of(files)
+        return files
+
     def prepare_for_training(self) -> None:
         """Let the backend bring back memory that it had freed, if it can."""
         # First, so that both do not hold their memory at once.
@@ -310,3 +344,10 @@ class TrainingWorker:
             self._sampler.close()
             self._backend.shutdown()
             self._backend = None
+
+
+def _snapshot_paths(folder: Path) -> dict[str, str]:
+    return {
+        "weights_path": str(folder / "weights"),
+        "optimizer_path": str(folder / "optimizer"),
+    }

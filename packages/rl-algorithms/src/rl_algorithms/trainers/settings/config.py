@@ -102,9 +102,8 @@ class FaultToleranceConfig(Config):
     snapshot_period: int | None = Field(None, ge=1)
     """Steps between snapshots of the whole state in the driver's memory, to which a run
     goes back if its newest checkpoint is older: it then repeats at most this many
-    steps. The driver needs memory for two snapshots, each with the size of a
-    checkpoint. Training workers on other machines than the driver have none. null for
-    no snapshots."""
+    steps. The training workers may be on any nodes. The driver needs memory for two
+    snapshots, each with the size of a checkpoint. null for no snapshots."""
     on_node_lost: OnNodeLost = "wait"
     """What happens to training workers that no node has room for, as after the loss of
     one or where `cluster.min_nodes` are enough to start: `wait` for a node;

@@ -15,6 +15,7 @@ import rl_models
 from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_algorithms.trainers.settings.config import EnvConfig, TrainerConfig
 from rl_algorithms.trainers.setup.early_ray import adopt_early_ray
+from rl_distributed.checkpoint.memory import FolderInMemory
 from rl_distributed.cluster.start import init_ray, shutdown_ray
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.logs.logging import get_logger
@@ -91,8 +92,22 @@ class Starter:
         reference: bool,
         checkpoint: Path | None,
         kept: rl_models.TrainingPolicy | None,
+        snapshot: FolderInMemory | None = None,
     ) -> PolicyInterface:
-        """Start the training workers, or load the model into kept ones."""
+        """Start the training workers, or load the model into kept ones.
+
+        Args:
+            cluster: Where they run.
+            reference: Keep a frozen copy of the initial model.
+            checkpoint: Checkpoint of the run to start from; None: the initial model.
+            kept: Workers to load it into.
+            snapshot: Start kept workers from it in place of the checkpoint.
+        """
+        if kept is not None and snapshot is not None:
+            kept.reload(
+                self._config.policy, init_reference_model=reference, snapshot=snapshot
+            )
+            return kept
         weights, optimizer = resume_paths(checkpoint)
         settings: dict[str, Any] = {
             "init_reference_model": reference,
@@ -114,9 +129,16 @@ class Starter:
         cluster: RayVirtualCluster,
         checkpoint: Path | None,
         kept: rl_models.TrainingPolicy | None,
+        snapshot: FolderInMemory | None = None,
     ) -> PolicyInterface:
-        """Start the training workers of another model, from the section of its name."""
+        """Start the training workers of another model, from the section of its name.
+
+        See `policy` for the arguments.
+        """
         config = section_of(self._config, name)
+        if kept is not None and snapshot is not None:
+            kept.reload(config, snapshot=snapshot)
+            return kept
         weights, optimizer = resume_paths(checkpoint, name)
         if kept is not None:
             kept.reload(config, weights_path=weights, optimizer_path=optimizer)
