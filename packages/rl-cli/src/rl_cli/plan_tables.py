@@ -8,7 +8,7 @@ from typing import Any
 from rich.padding import Padding
 from rich.text import Text
 
-from rl_algorithms.trainers.settings.policy_gradient_config import PolicyGradientConfig
+from rl_algorithms.trainers.settings.asynchronous_config import AheadConfig
 from rl_algorithms.trainers.settings.rollout_config import RolloutTrainerConfig
 from rl_cli.console import Listing, Terminal, table
 from rl_cli.plan_advice import Remedies
@@ -158,7 +158,7 @@ def _is_by_tokens(plan: StagePlan) -> bool:
 def _staleness(config: RolloutTrainerConfig, steps: int) -> str:
     ahead = (
         config.asynchronous.max_staleness
-        if isinstance(config, PolicyGradientConfig) and config.asynchronous
+        if isinstance(config, AheadConfig) and config.asynchronous
         else 0
     )
     if ahead > 0:

@@ -10,9 +10,11 @@ from pydantic import Field, model_validator
 
 from rl_algorithms.data.config import DataKind
 from rl_algorithms.losses.distillation_config import DistillationLossConfig
+from rl_algorithms.trainers.settings.asynchronous_config import (
+    AheadConfig,
+    AheadSettings,
+)
 from rl_algorithms.trainers.settings.rollout_config import (
-    RolloutTrainerConfig,
-    SamplingSettings,
     check_generation,
     check_second_length,
     with_generation,
@@ -56,7 +58,7 @@ _OF_SAMPLING = (
 """Keys not read for a student that learns from answers in the data."""
 
 
-class DistillationSettings(SamplingSettings):
+class DistillationSettings(AheadSettings):
     """Section `distillation`."""
 
     on_policy: bool = True
@@ -75,6 +77,11 @@ class DistillationSettings(SamplingSettings):
                 "num_generations_per_prompt belongs to on_policy=true: got "
                 f"{self.num_generations_per_prompt} with on_policy=false; leave it out"
             )
+        if not self.on_policy and self.asynchronous is not None:
+            raise ValueError(
+                "asynchronous samples ahead of training, and with on_policy=false "
+                "nothing is sampled: leave it out (null), or set on_policy=true"
+            )
         return self
 
 
@@ -86,7 +93,7 @@ def _or_a_name(schema: dict[str, Any]) -> None:
     schema["anyOf"] = [section, {"type": "string"}]
 
 
-class DistillationConfig(RolloutTrainerConfig):
+class DistillationConfig(AheadConfig):
     """Configuration of a distillation; `policy` is the student."""
 
     trains_branches: ClassVar[bool] = True

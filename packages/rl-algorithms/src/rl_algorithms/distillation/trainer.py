@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 from rl_algorithms.data import DataModule
 from rl_algorithms.data.loader import Loader
-from rl_algorithms.data.types import PROMPT_ROWS
 from rl_algorithms.data.validation_sets import Loaders
 from rl_algorithms.distillation.config import DistillationConfig, DistillationSettings
 from rl_algorithms.distillation.unscored import Unscored
@@ -22,7 +21,7 @@ from rl_algorithms.distillation.vocabulary import check_same_vocabulary
 from rl_algorithms.losses.distillation import DistillationLossFn
 from rl_algorithms.rollout import unfold_branches
 from rl_algorithms.rollout.result import TrajectoryRows
-from rl_algorithms.trainers.rollout_trainer import RolloutTrainer
+from rl_algorithms.trainers.ahead_trainer import AheadTrainer
 from rl_algorithms.trainers.sampling.validation import ValidationResult, validation_loss
 from rl_algorithms.trainers.setup.components import Needs
 from rl_algorithms.trainers.steps.training_rows import (
@@ -45,7 +44,7 @@ _COLUMNS = ("input_ids", "input_lengths", "token_mask", "sample_mask", "branches
 _VALIDATION_STEP = -1
 
 
-class DistillationTrainer(RolloutTrainer[DistillationConfig]):
+class DistillationTrainer(AheadTrainer[DistillationConfig]):
     """Teaches a student a teacher's distribution (Agarwal et al., arXiv:2306.13649)."""
 
     algorithm: ClassVar[str] = "distillation"
@@ -57,9 +56,11 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
 
     def _needs(self, has_environment: bool) -> Needs:
         samples = self._sampling.on_policy
-        self.config.check_scorer(is_given=has_environment)
-        return Needs(
-            generation=samples, environment=samples and has_environment, teacher=True
+        return replace(
+            super()._needs(has_environment),
+            generation=samples,
+            environment=samples and has_environment,
+            teacher=True,
         )
 
     def _load_data(self, dataset: Any, val_dataset: Any) -> Loaders:
@@ -102,20 +103,20 @@ class DistillationTrainer(RolloutTrainer[DistillationConfig]):
         """Watch nothing: the teacher is what is learned from; rewards only measure."""
 
     def _train_step(self, batch: AnyRows) -> Mapping[str, Any]:
-        metrics = dict[str, Any]()
-        if self._sampling.on_policy:
-            self.sync_weights()
-            sampled, metrics = self._run_rollouts(PROMPT_ROWS.checked(batch), 0)
-            self.finish_sampling()
-            rows = _to_train_on(sampled)
-        else:
-            rows = TRAINING_ROWS.checked(batch)
-        if not self._is_scored:
-            metrics = {k: v for k, v in metrics.items() if not k.startswith("reward")}
-        if not rows.size:
-            # All conversations failed, so there is nothing to learn from.
+        if not self._sampling.on_policy:
+            return self._train_on(TRAINING_ROWS.checked(batch))
+        metrics = super()._train_step(batch)
+        if self._is_scored:
             return metrics
-        metrics |= count_tokens(rows)
+        return {k: v for k, v in metrics.items() if not k.startswith("reward")}
+
+    def _learn(self, rows: TrajectoryRows) -> Mapping[str, Any]:
+        found = _to_train_on(rows)
+        # If all conversations failed, there is nothing to learn from.
+        return self._train_on(found) if found.size else {}
+
+    def _train_on(self, rows: TrainingRows) -> Mapping[str, Any]:
+        metrics: dict[str, Any] = dict(count_tokens(rows))
         rows, global_batch_size = pad_to_plan(rows, self.plan)
         with self.phase("teacher_logprob_inference"):
             self._ask_teacher(rows)

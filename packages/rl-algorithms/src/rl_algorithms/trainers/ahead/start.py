@@ -11,8 +11,10 @@ from rl_algorithms.trainers.ahead.saved import SavedAhead
 from rl_algorithms.trainers.ahead.scoring import calls_of
 from rl_algorithms.trainers.ahead.shape import RunShape
 from rl_algorithms.trainers.run.state import TrainerState
-from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
-from rl_algorithms.trainers.settings.policy_gradient_config import PolicyGradientConfig
+from rl_algorithms.trainers.settings.asynchronous_config import (
+    AheadConfig,
+    AsynchronousConfig,
+)
 from rl_algorithms.trainers.setup.components import Components, Needs
 from rl_algorithms.trainers.setup.own_policy import samples_itself
 from rl_algorithms.trainers.setup.preflight import check_updates_in_flight
@@ -32,7 +34,7 @@ class SamplingTrainer(Protocol):
     components: Components
 
     @property
-    def config(self) -> PolicyGradientConfig:
+    def config(self) -> AheadConfig:
         """Configuration of the run."""
 
     @property
@@ -44,20 +46,20 @@ class SamplingTrainer(Protocol):
         """Maximum number of epochs and of steps."""
 
 
-def check_ahead(config: PolicyGradientConfig, given: Components, needs: Needs) -> None:
+def check_ahead(config: AheadConfig, given: Components, needs: Needs) -> None:
     """Reject, before anything is started, a run that cannot sample while it trains.
 
     Raises:
         ConfigError: The policy is its own generator, or the generator cannot take
             weights when `weight_updates` says.
     """
+    asynchronous = config.asynchronous
+    if asynchronous is None:
+        return
     own = given.generation is None and (
         needs.shares(config, given)
         or (given.policy is not None and samples_itself(given.policy))
     )
-    asynchronous = config.asynchronous
-    if asynchronous is None:
-        return
     if own:
         raise ConfigError(
             "asynchronous samples while the policy is trained, and here the workers "

@@ -1,16 +1,21 @@
-"""Section `asynchronous` of the algorithms that can sample ahead of training."""
+"""Section `asynchronous`, and the configuration of the algorithms that have it."""
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from rl_algorithms.asynchronous.settings import WeightUpdates
 from rl_algorithms.data.config import DataConfig
-from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.rollout.config import RolloutSettings
+from rl_algorithms.trainers.settings.rollout_config import (
+    RolloutTrainerConfig,
+    SamplingSettings,
+)
 from rl_distributed.config import Config
 
-__all__ = ["AsynchronousConfig", "check_asynchronous"]
+__all__ = ["AheadConfig", "AheadSettings", "AsynchronousConfig"]
 
 
 class AsynchronousConfig(Config):
@@ -50,11 +55,46 @@ class AsynchronousConfig(Config):
         return self.weight_updates == "between_tokens"
 
 
-def check_asynchronous(
+class AheadSettings(SamplingSettings):
+    """Settings of an algorithm that can sample ahead of training."""
+
+    asynchronous: AsynchronousConfig | None = None
+    """Sampling for later steps while an earlier one trains; null for the synchronous
+    order."""
+
+
+class AheadConfig(RolloutTrainerConfig):
+    """Configuration of a run that can sample ahead of training."""
+
+    @property
+    def asynchronous(self) -> AsynchronousConfig | None:
+        """Settings of sampling ahead of training; None for the synchronous order."""
+        section = self.sampling
+        assert isinstance(section, AheadSettings)
+        return section.asynchronous
+
+    @property
+    def updates_in_flight(self) -> bool:
+        """Whether the generator takes new weights while it samples."""
+        asynchronous = self.asynchronous
+        return asynchronous is not None and asynchronous.updates_in_flight
+
+    @model_validator(mode="after")
+    def _check_asynchronous(self) -> Self:
+        if self.asynchronous is not None:
+            _check_asynchronous(
+                self.asynchronous,
+                self.sampling.num_prompts_per_step,
+                self.rollout,
+                self.data,
+            )
+        return self
+
+
+def _check_asynchronous(
     asynchronous: AsynchronousConfig,
     num_prompts: int,
     rollout: RolloutSettings,
-    loss: ClippedPGLossConfig,
     data: DataConfig,
 ) -> None:
     """Check that the other settings of a run allow sampling ahead.
@@ -63,7 +103,6 @@ def check_asynchronous(
         asynchronous: The section.
         num_prompts: Number of prompts per step.
         rollout: Handling of failures.
-        loss: The policy's loss.
         data: Source of the prompts.
 
     Raises:
@@ -75,18 +114,6 @@ def check_asynchronous(
             "asynchronous.max_groups must be at least num_prompts_per_step, or no step "
             f"would ever be full: got {groups} with {num_prompts}; raise it, or set it "
             "to null"
-        )
-    if age > 0 and not loss.use_importance_sampling_correction:
-        raise ValueError(
-            f"asynchronous.max_staleness={age} trains on answers of older weights, "
-            "which the loss must weight by policy over sampler: set "
-            "loss_fn.use_importance_sampling_correction=true, or max_staleness=0"
-        )
-    if age > 0 and loss.force_on_policy_ratio:
-        raise ValueError(
-            f"asynchronous.max_staleness={age} trains on answers of older weights, and "
-            "loss_fn.force_on_policy_ratio=true says that there are none: set it to "
-            "false, or max_staleness=0"
         )
     if age == 0 and asynchronous.updates_in_flight:
         raise ValueError(

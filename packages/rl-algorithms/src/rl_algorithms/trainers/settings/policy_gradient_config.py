@@ -14,22 +14,18 @@ from rl_algorithms.advantages.config import (
 )
 from rl_algorithms.losses.config import ClippedPGLossConfig
 from rl_algorithms.trainers.settings.asynchronous_config import (
-    AsynchronousConfig,
-    check_asynchronous,
+    AheadConfig,
+    AheadSettings,
 )
 from rl_algorithms.trainers.settings.mismatch_config import MismatchConfig
-from rl_algorithms.trainers.settings.rollout_config import (
-    RolloutTrainerConfig,
-    SamplingSettings,
-    with_generation,
-)
+from rl_algorithms.trainers.settings.rollout_config import with_generation
 from rl_algorithms.trainers.settings.unused_keys import OF_KL, Idle
 
 __all__ = ["PolicyGradientConfig", "PolicyGradientSettings", "with_answer_lengths"]
 
 
-class PolicyGradientSettings(SamplingSettings):
-    """Preparation of rewards for the advantages, and sampling ahead."""
+class PolicyGradientSettings(AheadSettings):
+    """Preparation of rewards for the advantages."""
 
     reward_scaling: RewardScalingConfig | None = None
     """Mapping of rewards to another range; null for none."""
@@ -37,9 +33,6 @@ class PolicyGradientSettings(SamplingSettings):
     """Penalties for long answers; null for none."""
     overlong_filtering: bool = False
     """Whether to exclude answers cut off by the length limit from the loss."""
-    asynchronous: AsynchronousConfig | None = None
-    """Sampling for later steps while an earlier one trains; null for the synchronous
-    order."""
 
     @property
     def compares_group(self) -> bool:
@@ -47,7 +40,7 @@ class PolicyGradientSettings(SamplingSettings):
         return False
 
 
-class PolicyGradientConfig(RolloutTrainerConfig):
+class PolicyGradientConfig(AheadConfig):
     """Configuration of a run that trains on the policy's own answers by advantages."""
 
     trains_branches: ClassVar[bool] = True
@@ -74,28 +67,21 @@ class PolicyGradientConfig(RolloutTrainerConfig):
     def _fill_in(cls, data: Any) -> Any:
         return with_answer_lengths(data)
 
-    @property
-    def asynchronous(self) -> AsynchronousConfig | None:
-        """Settings of sampling ahead of training; None for the synchronous order."""
-        section = self.sampling
-        assert isinstance(section, PolicyGradientSettings)
-        return section.asynchronous
-
-    @property
-    def updates_in_flight(self) -> bool:
-        """Whether the generator takes new weights while it samples."""
-        asynchronous = self.asynchronous
-        return asynchronous is not None and asynchronous.updates_in_flight
-
     @model_validator(mode="after")
-    def _check_asynchronous(self) -> Self:
-        if self.asynchronous is not None:
-            check_asynchronous(
-                self.asynchronous,
-                self.sampling.num_prompts_per_step,
-                self.rollout,
-                self.loss_fn,
-                self.data,
+    def _check_correction(self) -> Self:
+        """Check that the loss can use answers of older weights, if there are any."""
+        age = 0 if self.asynchronous is None else self.asynchronous.max_staleness
+        if age > 0 and not self.loss_fn.use_importance_sampling_correction:
+            raise ValueError(
+                f"asynchronous.max_staleness={age} trains on answers of older weights, "
+                "which the loss must weight by policy over sampler: set "
+                "loss_fn.use_importance_sampling_correction=true, or max_staleness=0"
+            )
+        if age > 0 and self.loss_fn.force_on_policy_ratio:
+            raise ValueError(
+                f"asynchronous.max_staleness={age} trains on answers of older weights, "
+                "and loss_fn.force_on_policy_ratio=true says that there are none: set "
+                "it to false, or max_staleness=0"
             )
         return self
 
