@@ -8,14 +8,18 @@ import time
 from dataclasses import asdict
 
 import pytest
+from matrix_cells import cells
 
 import rl_algorithms as rl
 from rl_algorithms.asynchronous.event_log import EventLog, replay
 from rl_algorithms.testing import weights_digest
+from rl_algorithms.trainers.recording.recording import ANSWERS, Recording
 from rl_algorithms.trainers.run.weight_log import WeightLog
 from rl_algorithms.trainers.sampling.rollout_files import RolloutFiles
 from rl_distributed.errors import ConfigError
 from rl_distributed.runs.ending import run_state
+from rl_distributed.timing.timeline_file import TIMELINE, read_timeline
+from rl_models.build.model import ModelBuildConfig, build_model
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(8) for b in range(4)]
 GRPO = {
@@ -51,7 +55,7 @@ def train(pool, model, folder, *, resume=False, algorithm="grpo", **settings):
         if name in settings
     }
     if not {"reward_fn", "environment"} & set(fit) and "env" not in settings:
-        fit["reward_fn"] = sevens
+        fit["reward_fn"] = None if algorithm == "distillation" else sevens
     settings.pop("progress", None)
     made = rl.get_algorithm(algorithm).from_pretrained(
         model, output_dir=str(folder), **settings
@@ -351,3 +355,158 @@ class TestAhead:
                 max_num_steps=3,
                 callbacks=[Longer()],
             )
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory):
+    config = ModelBuildConfig(
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.5,
+    )
+    return build_model(config, tmp_path_factory.mktemp("teacher") / "model", seed=9)
+
+
+def distill(pool, student, teacher, folder, staleness=None, **settings):
+    ahead = {"max_staleness": staleness, **settings.pop("asynchronous", {})}
+    if staleness is not None:
+        settings["distillation.asynchronous"] = ahead
+    distillation = {
+        **{name: GRPO[name] for name in GRPO if name != "reference_policy_kl_penalty"},
+        "teacher": str(teacher),
+        "topk_logits_k": 6,
+        "bucket_outside_topk": True,
+        "kl_type": "reverse",
+    }
+    return train(
+        pool,
+        student,
+        folder,
+        algorithm="distillation",
+        **{**distillation, **settings},
+    )
+
+
+def calls(run, group, method):
+    """Return begin and end in seconds of the calls of a group, or the driver."""
+    found = set()
+    records, _ = read_timeline(run / TIMELINE, num_first=99, num_newest=0)
+    for record in records:
+        for row in record["rows"]:
+            if row["name"].partition("[")[0] == group:
+                for number, start, micros in row["calls"]:
+                    if record["methods"][number] == method:
+                        begin_s = record["start_s"] + start / 1e6
+                        found.add((begin_s, begin_s + micros / 1e6))
+    return found
+
+
+def overlap(some, others):
+    return any(a < d and c < b for a, b in some for c, d in others)
+
+
+class TestDistillation:
+    @pytest.mark.parametrize("reward", cells([None, sevens], [None]))
+    def test_no_staleness_is_the_run_in_turns(
+        self, pool, tiny_model, teacher, tmp_path, reward
+    ):
+        settings = {
+            "max_num_steps": 5,
+            "val_period": 2,
+            "val_at_start": True,
+            "val_dataset": ROWS[:4],
+            "reward_fn": reward,
+        }
+        turns, ahead = (
+            distill(pool, tiny_model, teacher, tmp_path / name, staleness, **settings)
+            for name, staleness in (("turns", None), ("ahead", 0))
+        )
+        assert trained(ahead) == trained(turns)
+        assert ("train:reward" in ahead.metrics) == (reward is not None)
+        assert weights_digest(ahead.checkpoint_path) == weights_digest(
+            turns.checkpoint_path
+        )
+        assert ahead.history.column("train:asynchronous/staleness_max")[1] == [0.0] * 5
+        # In turns, so nothing is sampled while the teacher works.
+        for run in (turns.run_dir, ahead.run_dir):
+            asked = calls(run, "driver", "teacher_logprob_inference")
+            assert len(asked) == 5
+            assert not overlap(asked, calls(run, "generation", "generate"))
+
+    @pytest.mark.parametrize("staleness", [1, 2])
+    def test_comes_closer_to_the_teacher_and_replays(
+        self, pool, tiny_model, teacher, tmp_path, staleness
+    ):
+        result = distill(
+            pool,
+            tiny_model,
+            teacher,
+            tmp_path / "run",
+            staleness,
+            max_num_steps=40,
+            max_num_epochs=5,
+            val_dataset=ROWS[:16],
+            val_at_start=True,
+            val_period=20,
+            record_training=True,
+        )
+        column = result.history.column
+        losses = column("val:val_loss")[1]
+        assert len(losses) == 3
+        assert losses[-1] < 0.8 * losses[0]
+        oldest = column("train:asynchronous/staleness_max")[1]
+        assert oldest[0] == 0.0
+        assert max(oldest) == staleness
+        assert column("train:asynchronous/num_dropped_groups")[1] == [0.0] * 40
+        assert not any("reward" in name for name in result.metrics)
+        # The versions of the tokens themselves, and the steps that trained on them.
+        recording = Recording.read(result.run_dir)
+        for number, step in recording.steps.items():
+            (answers,) = (call for call in step.calls if call.model == ANSWERS)
+            versions = recording.rows(answers)["weight_version"]
+            assert number - 1 - staleness <= versions.min()
+            assert versions.max() <= number - 1
+        (log,) = logs(result.run_dir)
+        assert sorted(trained_prompts(log, up_to=40)) == list(range(160))
+        # The student samples for the next step while the teacher works on this one.
+        asked = calls(result.run_dir, "driver", "teacher_logprob_inference")
+        assert overlap(asked, calls(result.run_dir, "generation", "generate"))
+        replayed = rl.replay_run(result.run_dir, pool=pool)
+        assert replayed.is_same, replayed.difference
+        assert replayed.last_step == 40
+
+    def test_answers_go_on_with_new_weights(self, pool, tiny_model, teacher, tmp_path):
+        result = distill(
+            pool,
+            tiny_model,
+            teacher,
+            tmp_path / "run",
+            1,
+            asynchronous={"weight_updates": "between_tokens"},
+            max_new_tokens=52,
+            max_total_sequence_length=64,
+            max_num_steps=8,
+            record_training=True,
+            **{"policy.generation.stop_token_ids": []},
+        )
+        column = result.history.column
+        mixed = column("train:asynchronous/mixed_version_rate")[1]
+        assert len(mixed) == 8
+        assert mixed[0] == 0.0
+        assert max(mixed) > 0.0
+        assert max(column("train:asynchronous/staleness_max")[1]) == 1.0
+        replayed = rl.replay_run(result.run_dir, pool=pool)
+        assert replayed.is_same, replayed.difference
+
+    @pytest.mark.matrix
+    def test_refuses_to_leave_prompts_out(self, pool, tiny_model, teacher, tmp_path):
+        keys = {"checkpointing.save_period": 2}
+        run = tmp_path / "run"
+        with pytest.raises(RuntimeError, match="the machine is gone"):
+            distill(pool, tiny_model, teacher, run, 2, **keys, callbacks=[Broken(4)])
+        with pytest.raises(ConfigError, match="prompts in flight"):
+            distill(pool, tiny_model, teacher, run, resume=True, **keys)
+        result = distill(pool, tiny_model, teacher, run, 0, resume=True, **keys)
+        assert result.steps == 8
