@@ -16,6 +16,7 @@ from processes import kill_session
 from small_run import long_grpo, write_recipe
 
 from rl_algorithms.testing import weights_digest
+from rl_models import ModelBuildConfig, build_model
 
 DEADLINE_S = 240.0
 TRAIN = [sys.executable, "-m", "rl_cli", "train", "small.yaml"]
@@ -31,14 +32,27 @@ def test_a_driver_that_is_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> 
     assert _digest(mine) == _digest(_undisturbed(tmp_path))
 
 
-@pytest.mark.parametrize("max_staleness", cells([0, 1], [1]))
+@pytest.mark.parametrize(
+    ("algorithm", "max_staleness"),
+    cells(
+        [(name, age) for name in ("grpo", "distillation") for age in (0, 1)],
+        [("grpo", 1), ("distillation", 1)],
+    ),
+)
 def test_a_killed_asynchronous_driver_loses_and_repeats_no_prompt(
-    tmp_path: Path, max_staleness: int
+    tmp_path: Path, algorithm: str, max_staleness: int
 ) -> None:
     asynchronous = {"max_staleness": max_staleness, "event_log": True}
     data = long_grpo(asynchronous=asynchronous)
-    data["stages"]["grpo"]["loss_fn"] = {"use_importance_sampling_correction": True}
-    data["stages"]["grpo"]["policy"]["generation"] = {"backend": "huggingface"}
+    stage = data["stages"]["grpo"]
+    stage["policy"]["generation"] = {"backend": "huggingface"}
+    if algorithm == "grpo":
+        stage["loss_fn"] = {"use_importance_sampling_correction": True}
+    else:
+        model = ModelBuildConfig.from_dict({**data["model"], "hidden_size": 32})
+        teacher = build_model(model, tmp_path / "teacher", seed=4)
+        stage |= {"algorithm": algorithm, algorithm: stage.pop("grpo")}
+        stage["teacher"] = {"model_name": str(teacher)}
     write_recipe(tmp_path, data)
     mine = _killed_and_restarted(tmp_path)
     logs = sorted((tmp_path / "mine").glob("stages/grpo/asynchronous/events_*.jsonl"))

@@ -17,6 +17,7 @@ import torch
 from rl_algorithms.data.collate import rl_collate_fn
 from rl_algorithms.data.loader import BatchedDataLoader
 from rl_algorithms.data.prompts import process_prompts
+from rl_algorithms.distillation.config import DistillationConfig
 from rl_algorithms.errors import AlgorithmError, RolloutError, ScheduleError
 from rl_algorithms.grpo.config import GRPOConfig
 from rl_algorithms.ppo.config import PPOConfig
@@ -617,6 +618,54 @@ class TestRefusals:
                 check_ahead(config, given, needs)
         else:
             check_ahead(config, given, needs)
+
+    @pytest.mark.parametrize(
+        ("settings", "core"),
+        [
+            (
+                {"distillation.on_policy": False},
+                "with on_policy=false nothing is sampled: leave it out",
+            ),
+            ({"distillation.asynchronous": {"max_groups": 2}}, "max_groups must be at"),
+            ({"rollout.max_staleness": 2}, "set asynchronous.max_staleness"),
+            ({"data.streaming": True}, "data.streaming=false"),
+            (
+                {
+                    "policy.backend": "megatron",
+                    "policy.generation": {"backend": "megatron"},
+                },
+                "the workers that train sample as well",
+            ),
+            (
+                {
+                    "distillation.asynchronous": {"weight_updates": "between_tokens"},
+                    "policy.generation": {"backend": "openai"},
+                },
+                "backend 'openai' loads weights between two",
+            ),
+        ],
+    )
+    def test_what_distillation_cannot_be(self, settings, core):
+        good_run = {
+            "policy": {"model_name": "model", "max_total_sequence_length": 32},
+            "teacher": "teacher",
+            "distillation": {"num_prompts_per_step": 4, "asynchronous": {}},
+        }
+        given, needs = Components(), Needs(generation=True)
+        # No correction is asked for: the divergence has no ratio to correct.
+        good = DistillationConfig.from_dict(good_run)
+        assert good.asynchronous.max_staleness == 1
+        check_ahead(good, given, needs)
+        for path, value in settings.items():
+            section, name = path.split(".")
+            good_run[section] = {**good_run.get(section, {}), name: value}
+
+        def begin():
+            config = DistillationConfig.from_dict(good_run)
+            check_ahead(config, given, needs)
+
+        with pytest.raises(ConfigError, match=core):
+            begin()
 
     def test_without_staleness_no_correction_is_needed(self):
         config = PPOConfig.from_dict(

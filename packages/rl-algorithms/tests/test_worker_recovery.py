@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 import rl_algorithms as rl
 from rl_distributed.errors import ConfigError, WorkerDiedError
+from rl_models.build.model import ModelBuildConfig, build_model
 
 ROWS = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(4)]
 GRPO = {
@@ -304,6 +305,24 @@ class TestAsynchronous:
         found = run(tiny_model, tmp_path / "run", pool, killer, **settings)
         assert not killer.left
         check_equal(found, whole_ahead)
+
+    def test_a_teacher_that_is_lost_leaves_no_trace(self, tiny_model, tmp_path, pool):
+        teacher = build_model(
+            ModelBuildConfig(num_hidden_layers=1, max_position_embeddings=64),
+            tmp_path / "teacher",
+            seed=4,
+        )
+        settings = {
+            "algorithm": "distillation",
+            "teacher": str(teacher),
+            "topk_logits_k": 4,
+            "distillation.asynchronous": {"max_staleness": 0},
+        }
+        whole = run(tiny_model, tmp_path / "whole", pool, **settings)
+        killer = Killer((4, "teacher_logprob_inference"), model="teacher")
+        found = run(tiny_model, tmp_path / "run", pool, killer, **settings)
+        assert not killer.left
+        check_equal(found, whole)
 
     @pytest.mark.parametrize(
         "moment",
