@@ -295,6 +295,12 @@ CASES = (
         "train sft policy.model_name=model env.name=sorting",
         "env scores the answers of validations",
     ),
+    BadInput(
+        "sampling ahead where nothing is sampled",
+        "train distillation policy.model_name=model teacher.model_name=model "
+        "distillation.on_policy=false distillation.asynchronous.max_staleness=1",
+        "with on_policy=false nothing is sampled: leave it out",
+    ),
     _grpo("run folder that is a file", "output_dir=notes.txt", "notes.txt is a file"),
     _grpo("run folder in use", "output_dir=finished", "finished"),
     BadInput("resume of nothing", "train quickstart --resume", "There is no run"),
