@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from rl_models.errors import GenerationError
@@ -25,10 +27,19 @@ class Fake:
         self.done_by = {}
         self.begun = []
         self.told = []
+        self.taken = Counter()
 
-    def room(self, running):
-        free = [r for r in self.serving if running[r] < self.calls_at_once]
-        return min(free, key=lambda rank: (running[rank], rank), default=None)
+    def take(self):
+        free = [r for r in self.serving if self.taken[r] < self.calls_at_once]
+        if not free:
+            return None
+        replica = min(free, key=lambda rank: (self.taken[rank], rank))
+        self.taken[replica] += 1
+        return replica
+
+    def give(self, replica):
+        assert self.taken[replica]
+        self.taken[replica] -= 1
 
     def begin(self, part, replica):
         if replica not in self.serving:
@@ -94,6 +105,7 @@ def test_parts_of_a_lost_replica_are_answered_once_by_others(at_once):
     assert 1 not in server.done_by.values()
     assert len(server.begun) == 9 + at_once
     assert server.told == [1] * at_once
+    assert not server.taken.total()
 
 
 def test_the_only_replica_comes_back():
@@ -111,6 +123,7 @@ def test_rows_that_end_every_replica_are_named():
     server = Fake([9] * 2, [1], deaths={0: [2, 4, 6]}, revivals=9)
     with pytest.raises(GenerationError, match=r"3 replicas were lost.*part 0 of 2"):
         serve_parts(2, server)
+    assert not server.taken.total()
 
 
 def test_number_of_parts():

@@ -293,6 +293,7 @@ class GenerationPolicy(GenerationInterface):
         server = ReplicaServer(
             self.workers,
             self.replicas,
+            self._fleet.load,
             [
                 {
                     # Errors name rows by `first_row`, counted in the whole batch.

@@ -23,6 +23,7 @@ from rl_models.lora_config import LoRAConfig
 from rl_models.policy.hosting import Hosting, hosting_of
 from rl_models.policy.weight_updates import ServedWeights
 from rl_models.replicas.broadcast import Broadcast
+from rl_models.replicas.load import ReplicaLoad
 from rl_models.replicas.replicas import Replicas
 from rl_models.replicas.uses import Uses
 from rl_models.replicas.workers import ReplicaWorkers, replica_layout
@@ -175,6 +176,8 @@ class GenerationReplicas:
             )
             raise
         self.workers = ReplicaWorkers(self.group, hosting.workers_per_replica)
+        self.load = ReplicaLoad(self.workers.num_replicas)
+        """Parts in flight on each of them, of all calls of `generate`."""
         self.replicas = Replicas(
             self.workers,
             self._revive,

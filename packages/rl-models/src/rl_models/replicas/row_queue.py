@@ -12,7 +12,7 @@ has ended before its parts go elsewhere: so no part is lost or answered twice.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any, Protocol
 
 from rl_models.errors import GenerationError
@@ -40,12 +40,15 @@ class ReplicaLostError(Exception):
 class RowServer(Protocol):
     """The server of parts: the replicas of a generation policy."""
 
-    def room(self, running: Counter[int]) -> int | None:
+    def take(self) -> int | None:
         """Return the replica of the next part; None: all are busy or away.
 
-        Args:
-            running: Parts that each replica works on.
+        It counts as busy with the part until `give`.
         """
+        ...
+
+    def give(self, replica: int) -> None:
+        """Record that a part that was taken for a replica has left it."""
         ...
 
     def begin(self, part: int, replica: int) -> Hashable:
@@ -56,7 +59,7 @@ class RowServer(Protocol):
         """
         ...
 
-    def finished(self, tickets: Sequence[Hashable]) -> Sequence[Hashable]:
+    def finished(self, tickets: Collection[Hashable]) -> Sequence[Hashable]:
         """Return the tickets that have ended, after a short wait if none has."""
         ...
 
@@ -87,8 +90,26 @@ def serve_parts(num_parts: int, server: RowServer) -> list[Any]:
     Raises:
         GenerationError: No replica is left, or a part has cost too many of them.
     """
-    waiting = deque(range(num_parts))
     running: dict[Hashable, tuple[int, int]] = {}
+    try:
+        return _serve(num_parts, server, running)
+    finally:
+        # Where an error ends the call, nobody waits for the parts that still run.
+        for _, replica in running.values():
+            server.give(replica)
+
+
+def _serve(
+    num_parts: int, server: RowServer, running: dict[Hashable, tuple[int, int]]
+) -> list[Any]:
+    """Serve all parts.
+
+    Args:
+        num_parts: Their number.
+        server: The replicas.
+        running: Filled with part and replica of each ticket, while it runs.
+    """
+    waiting = deque(range(num_parts))
     results: dict[int, Any] = {}
     losses: Counter[int] = Counter()
 
@@ -106,19 +127,21 @@ def serve_parts(num_parts: int, server: RowServer) -> list[Any]:
         waiting.appendleft(part)
 
     while len(results) < num_parts:
-        load = Counter(replica for _, replica in running.values())
-        while waiting and (replica := server.room(load)) is not None:
+        while waiting and (replica := server.take()) is not None:
             part = waiting.popleft()
             try:
                 running[server.begin(part, replica)] = (part, replica)
-                load[replica] += 1
-            except ReplicaLostError as error:
+            except BaseException as error:
+                server.give(replica)
+                if not isinstance(error, ReplicaLostError):
+                    raise
                 give_back(part, error)
         if not running:
             server.wait_for_replica()
             continue
-        for ticket in server.finished(list(running)):
+        for ticket in server.finished(running.keys()):
             part, replica = running.pop(ticket)
+            server.give(replica)
             try:
                 results[part] = server.result(ticket, replica)
             except ReplicaLostError as error:

@@ -9,7 +9,7 @@ one are the replica's, and the loss of one is the loss of all.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,7 +173,7 @@ class ReplicaWorkers:
         return ReplicaCall(replica, references, method)
 
     def finished(
-        self, calls: Sequence[ReplicaCall], timeout_s: float
+        self, calls: Collection[ReplicaCall], timeout_s: float
     ) -> list[ReplicaCall]:
         """Return calls that have ended, by a result or a failure of any worker."""
         waited = {ref: call for call in calls for ref in (call.first, *call.others)}
