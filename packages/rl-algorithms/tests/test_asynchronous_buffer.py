@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from rl_algorithms.asynchronous.buffer import GroupBuffer
@@ -88,6 +90,36 @@ def test_answers_are_sampled_in_the_order_of_the_data():
     # Step 2 is too late for weights 0: only answers already started continue.
     assert buffer.first_unsent(2, 0) == (begun, begun.answers[1])
     assert buffer_of(group(0, 0)).first_unsent(0, 0) is None
+
+
+def test_indexes_are_those_of_a_search_whatever_changes():
+    chance = random.Random(3)
+    rule = StalenessRule(2, 2)
+    buffer, admitted = GroupBuffer(rule), 0
+    for _ in range(2_000):
+        kept = list(buffer)
+        if len(kept) < 8 and chance.random() < 0.3:
+            buffer.add(group(admitted, chance.choice([None, 1, 2])))
+            admitted += 1
+        elif kept and chance.random() < 0.2:
+            buffer.remove(chance.choice(kept))
+        elif kept:
+            answer = chance.choice(chance.choice(kept).answers)
+            answer.phase = chance.choice(list(AnswerPhase))
+            answer.oldest_version = chance.choice([None, 1, 2, 3])
+        kept = list(buffer)
+        step, newest = chance.randint(1, 4), chance.randint(1, 3)
+        begun = [g.oldest_version for g in kept if g.oldest_version is not None]
+        new = [newest] * (len(kept) - len(begun) + 1)
+        assert buffer.may_admit(step, newest) is rule.fits([*begun, *new], step)
+        fits = rule.fits([*begun, newest], step)
+        unsent = [
+            one.number
+            for one in kept
+            if one.has(AnswerPhase.UNSENT) and (fits or one.oldest_version is not None)
+        ]
+        found = buffer.first_unsent(step, newest)
+        assert (found and found[0].number) == min(unsent, default=None)
 
 
 def test_only_what_no_order_can_save_is_too_old():

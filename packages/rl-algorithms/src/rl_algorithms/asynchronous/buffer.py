@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from collections import Counter
 from collections.abc import Iterator
 
 from rl_algorithms.asynchronous.groups import Answer, AnswerPhase, Group
@@ -23,8 +25,16 @@ class GroupBuffer:
         # Groups with answers in a phase are indexed as the answers change. Searching
         # for them at each event would make a step quadratic in its number of answers.
         self._unsent: set[int] = set()
+        self._unsent_heap: list[int] = []
+        """Those and some that are no longer unsent, with the first one at the top."""
         self._unscored: set[int] = set()
         self._finished: set[int] = set()
+        self._versions: Counter[int | None] = Counter()
+        """Number of groups by oldest version, except for changes of `_recount`."""
+        self._counted: dict[int, int | None] = {}
+        """Version under which each group is counted."""
+        self._recount: set[int] = set()
+        """Groups whose version may have changed."""
         self._aged_at: int | None = None
         """Step for which the last search found no group too old."""
 
@@ -42,6 +52,9 @@ class GroupBuffer:
 
     def _note(self, group: Group) -> None:
         """Update the indexes after a change in a group's answers."""
+        self._recount.add(group.number)
+        if group.number not in self._unsent and group.has(AnswerPhase.UNSENT):
+            heapq.heappush(self._unsent_heap, group.number)
         for numbers, belongs in (
             (self._unsent, group.has(AnswerPhase.UNSENT)),
             (self._unscored, group.has(AnswerPhase.SAMPLED)),
@@ -56,8 +69,10 @@ class GroupBuffer:
         """Remove a group."""
         del self._groups[group.number]
         group.settle()
-        for numbers in (self._unsent, self._unscored, self._finished):
+        for numbers in (self._unsent, self._unscored, self._finished, self._recount):
             numbers.discard(group.number)
+        if group.number in self._counted:
+            self._versions[self._counted.pop(group.number)] -= 1
 
     def clear(self) -> None:
         """Remove all groups."""
@@ -74,12 +89,10 @@ class GroupBuffer:
             newest_version: Version that would sample the new group, and every group of
                 which nothing is sampled yet.
         """
-        versions = [newest_version]
-        for group in self:
-            oldest = group.oldest_version
-            versions.append(newest_version if oldest is None else oldest)
+        versions = self._begun_counts()
+        versions[newest_version] += len(self) - versions.total() + 1
         return self._rule.fits(versions, next_step) and self._rule.has_steps_for(
-            len(versions), next_step
+            len(self) + 1, next_step
         )
 
     def first_unsent(
@@ -94,11 +107,11 @@ class GroupBuffer:
             next_step: The step that can take the first group.
             newest_version: Version that would sample it.
         """
-        # A set has no order, but answers are requested in that of the data.
-        for number in sorted(self._unsent):
+        for number in self._unsent_in_order():
             group = self._groups[number]
             if group.oldest_version is None:
-                begun = [*self._begun_versions(self), newest_version]
+                begun = self._begun_counts()
+                begun[newest_version] += 1
                 if not self._rule.fits(begun, next_step):
                     # Keep looking: a later group may be begun, and those always
                     # continue.
@@ -157,9 +170,9 @@ class GroupBuffer:
         if not finished or (finished < per_step and not is_rest):
             return None
         chosen = [group for group in self._by_age() if group.is_finished][:per_step]
-        numbers = {group.number for group in chosen}
-        rest = (group for group in self if group.number not in numbers)
-        if not self._rule.fits(self._begun_versions(rest), step + 1):
+        rest = self._begun_counts()
+        rest.subtract(g.oldest_version for g in chosen if g.oldest_version is not None)
+        if not self._rule.fits(rest, step + 1):
             return None
         for group in chosen:
             self.remove(group)
@@ -176,11 +189,31 @@ class GroupBuffer:
 
         return sorted(self, key=age)
 
-    def _begun_versions(self, groups: Iterator[Group] | GroupBuffer) -> Iterator[int]:
-        for group in groups:
-            oldest = group.oldest_version
-            if oldest is not None:
-                yield oldest
+    def _unsent_in_order(self) -> Iterator[int]:
+        """Yield the groups with answers to be sampled, in the order of the data."""
+        heap = self._unsent_heap
+        while heap and heap[0] not in self._unsent:
+            heapq.heappop(heap)
+        if heap:
+            # Nearly always the one that is taken, so that the others need no order.
+            first = heap[0]
+            yield first
+            yield from sorted(self._unsent - {first})
+
+    def _begun_counts(self) -> Counter[int]:
+        """Return the number of groups by oldest version, of those with any sample."""
+        # Counted as versions change: counting all groups for each that is admitted
+        # would make a step quadratic in their number.
+        for number in self._recount:
+            version = self._groups[number].oldest_version
+            if number in self._counted:
+                self._versions[self._counted[number]] -= 1
+            self._counted[number] = version
+            self._versions[version] += 1
+        self._recount.clear()
+        # Without versions that no group has any more.
+        self._versions = +self._versions
+        return Counter({v: n for v, n in self._versions.items() if v is not None})
 
 
 def _first(group: Group, phase: AnswerPhase) -> Answer:

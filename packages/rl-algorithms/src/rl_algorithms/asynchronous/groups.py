@@ -149,10 +149,14 @@ class Group:
 
     def note_version(self) -> None:
         """Recompute the oldest version the next time it is read."""
+        if self._versions_changed:
+            return
         self._versions_changed = True
+        if self._watch is not None:
+            self._watch(self)
 
     def watch(self, watch: Callable[[Group], None]) -> None:
-        """Call `watch` after each change of a phase."""
+        """Call `watch` after each change of a phase or of the oldest version."""
         self._watch = watch
         for answer in self.answers:
             answer.group = self

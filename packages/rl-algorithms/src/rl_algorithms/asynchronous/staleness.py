@@ -11,7 +11,8 @@ resumed with a lower limit or fewer prompts per step drops groups, in `drops`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 __all__ = ["StalenessRule"]
@@ -34,20 +35,27 @@ class StalenessRule:
         """Return whether a step must not train on tokens of this version."""
         return step > self.last_step(oldest_version)
 
-    def fits(self, oldest_versions: Iterable[int], next_step: int) -> bool:
+    def fits(
+        self, oldest_versions: Iterable[int] | Mapping[int, int], next_step: int
+    ) -> bool:
         """Return whether all groups can be trained on before they are too old.
 
         Args:
-            oldest_versions: Version of the oldest token of each waiting group.
+            oldest_versions: Version of the oldest token of each waiting group, or the
+                number of groups by version.
             next_step: The step that can take the first of them.
         """
-        per_step = self.num_prompts_per_step
+        # Unary plus drops versions without groups.
+        counts, num_served = +Counter(oldest_versions), 0
         # Sorted by version, so by last possible step: serving the most urgent first is
         # optimal, so if this order fails, every order does.
-        return not any(
-            self.is_too_old(version, next_step + place // per_step)
-            for place, version in enumerate(sorted(oldest_versions))
-        )
+        for version in sorted(counts):
+            num_served += counts[version]
+            # The last group of a version waits longest.
+            step = next_step + (num_served - 1) // self.num_prompts_per_step
+            if self.is_too_old(version, step):
+                return False
+        return True
 
     def has_steps_for(self, num_groups: int, next_step: int) -> bool:
         """Return whether the run has steps left that can take these groups."""

@@ -177,12 +177,8 @@ class Conversations:
         first = self.num_turns[rows] == 0
         self._weight_version[rows] = torch.where(first, version, oldest)
         self.num_turns[rows] += 1
-        ends = lengths.tolist()
-        starts = (lengths - sampled).tolist()
-        tokens = output["output_ids"].tolist()
         texts = decode_answers(
-            self._tokenizer,
-            [row[a:b] for row, a, b in zip(tokens, starts, ends, strict=True)],
+            self._tokenizer, output["output_ids"], lengths - sampled, lengths
         )
         for row, text, is_cut in zip(
             self._active_list(), texts, cut.tolist(), strict=True

@@ -1,26 +1,59 @@
-"""Decoding of sampled tokens into the text that environments judge."""
+"""Decoding of sampled tokens into the text that environments judge.
+
+Shapes: M rows, S tokens wide.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+
+import torch
+from torch import Tensor
 
 from rl_algorithms.data.types import Tokenizer
 
 __all__ = ["decode_answers"]
 
+# Rows decoded at a time. The lists of all tokens of a large step would make Python's
+# garbage collector traverse everything that the program holds, several times.
+_ROWS = 2048
+
 
 def decode_answers(
-    tokenizer: Tokenizer, token_lists: Sequence[Sequence[int]]
+    tokenizer: Tokenizer, tokens: Tensor, starts: Tensor, ends: Tensor
 ) -> list[str]:
-    """Decode rows of tokens, skipping special tokens.
+    """Decode the sampled tokens of rows, skipping special tokens.
+
+    Args:
+        tokenizer: The policy's tokenizer.
+        tokens: [M, S].
+        starts: [M] position of the first sampled token of each row.
+        ends: [M] position after the last one.
+    """
+    texts: list[str] = []
+    for first in range(0, len(tokens), _ROWS):
+        rows = slice(first, first + _ROWS)
+        texts += _decode(tokenizer, tokens[rows], starts[rows], ends[rows])
+    return texts
+
+
+def _decode(
+    tokenizer: Tokenizer, tokens: Tensor, starts: Tensor, ends: Tensor
+) -> list[str]:
+    """Decode some rows.
 
     A fast tokenizer's own engine decodes a batch several times faster than its Python
     wrapper. The results differ only if the wrapper cleans up spaces afterwards.
     """
+    position = torch.arange(tokens.shape[1])
+    is_sampled = (position >= starts[:, None]) & (position < ends[:, None])
+    flat = tokens[is_sampled].tolist()
+    borders = itertools.pairwise([0, *(ends - starts).cumsum(0).tolist()])
+    rows = [flat[a:b] for a, b in borders]
     engine = getattr(tokenizer, "backend_tokenizer", None)
     if engine is not None and not getattr(
         tokenizer, "clean_up_tokenization_spaces", False
     ):
-        texts: list[str] = engine.decode_batch(token_lists, skip_special_tokens=True)
-        return texts
-    return tokenizer.batch_decode(token_lists, skip_special_tokens=True)
+        decoded: list[str] = engine.decode_batch(rows, skip_special_tokens=True)
+        return decoded
+    return tokenizer.batch_decode(rows, skip_special_tokens=True)

@@ -6,6 +6,7 @@ computes metrics. Shapes: N rows.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -88,11 +89,7 @@ class Finisher:
     def _score_groups(self, played: Trajectories) -> None:
         """Add the rewards that the environment gives to the rows of each prompt."""
         healthy = played.outcome <= int(Outcome.TRUNCATED)
-        groups = played.group_index
-        members = [
-            ((groups == group) & healthy).nonzero().flatten().tolist()
-            for group in torch.unique(groups[healthy]).tolist()
-        ]
+        members = _members(played.group_index, healthy)
         logs, metadata = played.notes.message_logs, played.metadata
         scores = self._judge.score_groups(
             [[logs[row] for row in rows] for rows in members],
@@ -172,6 +169,17 @@ class Finisher:
             weight_version=played.weight_version,
             num_branches=torch.tensor([len(row) for row in played.branches]),
         )
+
+
+def _members(group_index: Tensor, healthy: Tensor) -> list[list[int]]:
+    """Return the healthy rows of each group that has any, in the order of groups."""
+    # One sort for all groups: a search for each would be quadratic in their number.
+    rows = healthy.nonzero().flatten()
+    rows = rows[group_index[rows].argsort(stable=True)]
+    _, counts = torch.unique_consecutive(group_index[rows], return_counts=True)
+    ends = counts.cumsum(0).tolist()
+    found = rows.tolist()
+    return [found[a:b] for a, b in itertools.pairwise([0, *ends])]
 
 
 def _over_rows(value: Any, name: str, num_rows: int) -> MetricValue:
