@@ -91,7 +91,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
         Raises:
             BatchError: Columns differ in their number of rows.
         """
-        sizes = {key: len(column) for key, column in self.data.items()}
+        sizes = {key: columns.num_rows(column) for key, column in self.data.items()}
         if len(set(sizes.values())) > 1:
             listed = ", ".join(f"{key} has {size}" for key, size in sizes.items())
             raise BatchError(f"columns must have the same number of rows: {listed}")
@@ -219,27 +219,31 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
             BatchError: A batch lacks a column of another, or a column differs in kind,
                 dtype, device or in dimensions other than 0 and 1.
         """
-        parts = [cls(batch) for batch in batches if len(batch)]
-        for part in parts:
+        parts = []
+        for batch in batches:
+            if not batch:
+                continue
+            if not isinstance(batch, BatchedDataDict):
+                batch = cls(batch)
             # Evaluated only to check that the columns of each batch have
             # the same length.
-            _ = part.size
+            _ = batch.size
+            parts.append(batch)
         pads = pad_value_dict or {}
         result = cls()
         # Sorted, because the order of a set of strings differs between processes.
         for key in sorted({key for part in parts for key in part}, key=str):
-            missing = [
-                place
-                for place, batch in enumerate(batches)
-                if len(batch) and key not in batch
-            ]
-            if missing:
+            found = [part.data[key] for part in parts if key in part.data]
+            if len(found) < len(parts):
+                missing = [
+                    place
+                    for place, batch in enumerate(batches)
+                    if len(batch) and key not in batch
+                ]
                 raise BatchError(
                     f"column {key!r} is missing in batches {missing} of {len(batches)}"
                 )
-            result.data[key] = columns.concat_columns(
-                key, [part.data[key] for part in parts], pads.get(key, 0)
-            )
+            result.data[key] = columns.concat_columns(key, found, pads.get(key, 0))
         return result
 
     def slice(self, start: int, end: int) -> SlicedDataDict[DictT]:
