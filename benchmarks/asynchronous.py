@@ -4,7 +4,7 @@ GRPO with 8 prompts x 8 answers per step. A reward takes 0.2 s, and 5 s for one 
 in `--slow-one-in`, by a hash of prompt and answer, on 16 workers that only wait. The
 same run is made synchronously and with each `--staleness`, one after the other on the
 same worker processes. One JSON line per run; `ratio` is its steps per hour over the
-synchronous run's. `--quick` rewards without waiting: then the only gain is the overlap
+synchronous run's, and `cpu_s_per_step` the CPU seconds of all processes. `--quick` rewards without waiting: then the only gain is the overlap
 of sampling and training.
 """
 
@@ -15,8 +15,11 @@ import json
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 import rl_algorithms as rl
 from rl_distributed import init_ray
@@ -42,17 +45,35 @@ class Clock(rl.Callback):
 
     def __init__(self) -> None:
         self.ends_s: list[float] = []
+        self.cpu_s: list[float] = []
         self.ages: list[float] = []
 
     def on_step_end(self, trainer: Any, step: int, metrics: Any) -> None:
         """Record it."""
         self.ends_s.append(time.perf_counter())
+        self.cpu_s.append(_cpu_s())
         self.ages.append(metrics.get("train:asynchronous/staleness_mean", 0.0))
 
     def steps_per_hour(self) -> float:
         """Return the rate after the warm-up."""
         kept = self.ends_s[WARMUP_STEPS - 1 :]
         return 3600.0 * (len(kept) - 1) / (kept[-1] - kept[0])
+
+    def cpu_s_per_step(self) -> float:
+        """Return the CPU seconds of a step after the warm-up, in all processes."""
+        kept = self.cpu_s[WARMUP_STEPS - 1 :]
+        return (kept[-1] - kept[0]) / (len(kept) - 1)
+
+
+def _cpu_s() -> float:
+    """Return the CPU seconds so far of this process and those that it has started."""
+    here = psutil.Process()
+    total = 0.0
+    for process in (here, *here.children(recursive=True)):
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def run(
@@ -89,6 +110,7 @@ def run(
         "bench": "asynchronous",
         "run": name,
         "steps_per_hour": round(clock.steps_per_hour(), 1),
+        "cpu_s_per_step": round(clock.cpu_s_per_step(), 3),
         "staleness": round(sum(clock.ages) / len(clock.ages), 2),
         "steps": options.steps,
     }
