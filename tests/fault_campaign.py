@@ -309,7 +309,8 @@ def play(
     folder.mkdir()
     before = shared_memory()
     path, out = new_recipe(kind, folder), folder / "out"
-    arguments = ["train", path, f"output_dir={out}"]
+    start = ["train", path, f"output_dir={out}"]
+    arguments = start
     seen: list[Fault] = []
     wanted = chance.randint(1, 3)
     run: Run | None = None
@@ -327,8 +328,10 @@ def play(
             if not now:
                 raise CampaignError(f"failed by itself ({run.process.returncode})")
             results.counts["ended early, and was resumed"] += 1
-            # A driver that is killed says nothing.
-            arguments = way_on(run, now) or ["train", path, "--resume", str(out)]
+            # A driver that is killed says nothing, and may have begun nothing.
+            has_begun = (out / "run.json").exists()
+            resume = ["train", path, "--resume", str(out)]
+            arguments = way_on(run, now) or (resume if has_begun else start)
         assert run is not None
         if run.step != NUM_STEPS:
             raise CampaignError(f"ended at step {run.step} of {NUM_STEPS}")
