@@ -3,7 +3,8 @@
 ```
 prompts -> the student's answers -> the teacher's top k -> rows -> train -> sync
 ```
-Off-policy, the answers come from the data.
+Off-policy, the answers come from the data. Sampled ahead (`asynchronous`), they may be
+of older weights, which the loss need not correct: see `DistillationLossFn`.
 """
 
 from __future__ import annotations

@@ -59,6 +59,11 @@ class DistillationLossFn:
 
     `losses.divergence` has the other forms (Agarwal et al., arXiv:2306.13649).
 
+    $q$ is always that of the weights being trained, and the sampled token itself is not
+    in the loss of its position. So answers of older weights (`asynchronous`) need no
+    ratio of policy to sampler. That older weights have chosen the prefixes is not
+    corrected, and no gradient is taken through that choice, as in GKD.
+
     Args:
         config: The divergence and its tokens; a mapping is validated.
     """
