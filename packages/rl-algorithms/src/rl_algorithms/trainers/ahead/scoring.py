@@ -21,7 +21,7 @@ __all__ = ["EnvironmentDesk", "OneCallAtATime", "for_several_threads"]
 
 # Target duration of a call with quick verdicts, and the least that a verdict counts
 # for.
-_CALL_S = 0.02
+_CALL_S = 0.1
 _LEAST_S = 1e-4
 # Weight of the newest call in the moving average of a verdict's duration.
 _NEWEST_SHARE = 0.2
@@ -105,7 +105,10 @@ class EnvironmentDesk:
                 finally:
                     with self._changed:
                         self._num_calls -= 1
-                        self._changed.notify_all()
+                        # Nobody but `close` waits for this; to wake all threads would
+                        # cost more than the call.
+                        if self._is_closed:
+                            self._changed.notify_all()
         except BaseException as error:
             self._on_failure(error)
 
