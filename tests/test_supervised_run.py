@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
+from ahead_log import entries, trained
 from matrix_cells import cells
 from processes import kill_session
 from small_run import long_grpo, write_recipe
@@ -56,11 +57,11 @@ def test_a_killed_asynchronous_driver_loses_and_repeats_no_prompt(
     write_recipe(tmp_path, data)
     mine = _killed_and_restarted(tmp_path)
     logs = sorted((tmp_path / "mine").glob("stages/grpo/asynchronous/events_*.jsonl"))
-    lives = [_entries(path) for path in logs]
+    lives = [entries(path) for path in logs]
     assert len(lives) == 2, "one log of each life"
     resumed_at = lives[1][0]["state"]["step"]
     assert 0 < resumed_at < NUM_STEPS
-    steps = _trained(lives[0], before=resumed_at) | _trained(lives[1])
+    steps = trained(lives[0], before=resumed_at) | trained(lives[1])
     prompts = sorted(number for groups in steps.values() for number, _ in groups)
     # Dropped ones would be missing here.
     assert prompts == list(range(NUM_STEPS * NUM_PROMPTS))
@@ -122,41 +123,6 @@ def _digest(result: dict[str, Any]) -> str:
     # The newest of the steps: the best one may precede the kill.
     steps = Path(result["best_checkpoint"]).parent
     return weights_digest(steps / f"step_{NUM_STEPS}")
-
-
-def _entries(log: Path) -> list[dict[str, Any]]:
-    """Return settings and events of a log; a kill may have cut off its last line."""
-    return [
-        json.loads(line)
-        for line in log.read_text().splitlines(keepends=True)
-        if line.endswith("\n")
-    ]
-
-
-def _trained(
-    log: list[dict[str, Any]], before: int = NUM_STEPS
-) -> dict[int, list[tuple[int, int]]]:
-    """Return each completed step's prompts, with the oldest version of their tokens."""
-    versions: dict[int, int] = {}
-    for group in (log[0]["state"] or {"groups": ()})["groups"]:
-        for answer in filter(None, group.get("answers", ())):
-            versions[answer["rows"]] = answer["oldest_version"]
-    asked: dict[int, list[Any]] = {}
-    done: dict[int, list[tuple[int, int]]] = {}
-    for entry in log[1:]:
-        event = entry["event"]
-        if event["type"] == "Answered":
-            versions[event["task"]] = event["oldest_version"]
-        elif event["type"] == "StepTrained" and event["step"] < before:
-            done[event["step"]] = [
-                (number, min(versions[task] for task in rows))
-                for number, rows in asked[event["step"]]
-            ]
-        for action in entry["actions"]:
-            if action["type"] == "Train":
-                # JSON turns a named tuple into a list: its number, its rows.
-                asked[action["step"]] = action["groups"]
-    return done
 
 
 def _wait_for(path: Path, process: subprocess.Popen[str]) -> None:
