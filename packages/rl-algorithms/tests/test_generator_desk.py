@@ -157,3 +157,37 @@ def test_a_version_that_was_withdrawn_is_not_loaded(in_flight):
         row = made.ask()
         assert made.desk.take_stranded() == [row]
     assert made.generation.weight_version == 10
+
+
+def test_rows_of_many_replicas_take_a_bounded_number_of_threads():
+    before = threading.active_count()
+    release, rows = threading.Event(), [Row() for _ in range(1_000)]
+
+    class Replicas:
+        weight_version, calls_at_once = 10, 100_000
+
+        def generate(self, data, greedy=False, *, sampling=None):
+            assert release.wait(DEADLINE_S)
+            return BatchedDataDict(
+                output_ids=data["input_ids"],
+                weight_version=torch.full((data.size,), 10),
+            )
+
+    desk = GeneratorDesk(
+        Replicas(),
+        0,
+        None,
+        1,
+        on_answer=lambda row, error: row.has_come.set(),
+        on_loaded=lambda version: None,
+        on_failure=pytest.fail,
+    )
+    try:
+        for row in rows:
+            desk.ask([row])
+        assert threading.active_count() - before <= 64
+        release.set()
+        assert all(row.has_come.wait(DEADLINE_S) for row in rows)
+    finally:
+        release.set()
+        desk.close(DEADLINE_S)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rl_distributed.errors import DeadlineExceededError
 from rl_distributed.extras import installed_torch
 from rl_distributed.registrations import Registration
 from rl_envs.agents.tasks import (
@@ -24,6 +25,8 @@ from rl_envs.interfaces import (
 )
 from rl_envs.registry import EnvironmentSpec, env_registry, task_registry
 from rl_envs.rewards.functional import FunctionalRewardWrapper
+from rl_envs.row_jobs import RowFailure, RowJob, RowPoll
+from rl_envs.rows_in_flight import RowsInFlight
 from rl_envs.task_limits import TaskLimits
 
 __all__ = ["Abilities", "DriverNames", "EnvironmentHost"]
@@ -52,6 +55,8 @@ class Abilities:
     """It has a `reset` of its own."""
     closes: bool = False
     """It has a `close` of its own."""
+    calls_at_once: int = 1
+    """Number of concurrent calls that it takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,7 @@ class EnvironmentHost:
             # Replies hold tensors if torch is installed. Importing it takes seconds, so
             # do it now, while other workers start, rather than in the first step.
             installed_torch()
+        self._rows = RowsInFlight(self._step_one)
 
     def abilities(self) -> Abilities:
         """Return which optional methods the environment implements."""
@@ -110,6 +116,7 @@ class EnvironmentHost:
             self._environment.task_limits,
             has_own(self._environment, "reset"),
             has_own(self._environment, "close"),
+            self._environment.calls_at_once,
         )
 
     def poll_agents(
@@ -124,6 +131,27 @@ class EnvironmentHost:
         environment: Any = self._environment
         found: AgentPoll = environment.poll_agents(begin, cancel, wait_s)
         return found
+
+    def poll_rows(
+        self, begin: Sequence[RowJob], wait_s: float, limit_s: float
+    ) -> RowPoll:
+        """Begin to judge conversations, and return those that have ended.
+
+        Args:
+            begin: Conversations to begin with.
+            wait_s: How long to wait for the first verdict, in seconds.
+            limit_s: Time limit of a verdict. Those that take longer are failures, and
+                their threads go on: the process is to be ended.
+        """
+        poll = self._rows.poll(begin, wait_s)
+        late = [
+            RowFailure(number, DeadlineExceededError(f"no verdict in {limit_s:g} s"))
+            for number in self._rows.late(limit_s)
+        ]
+        return replace(poll, failures=[*poll.failures, *late])
+
+    def _step_one(self, job: RowJob) -> EnvironmentReturn[Any]:
+        return self.begin_and_step([job.log], [job.metadata], [job.seed])
 
     def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> list[Any]:
         """Begin conversations."""

@@ -109,6 +109,11 @@ class EnvironmentWorkers:
     def __len__(self) -> int:
         return self._num_workers
 
+    @property
+    def deadline_s(self) -> float:
+        """Time limit of a call, in seconds."""
+        return self._deadline_s
+
     def health(self) -> list[WorkerHealth]:
         """Return the state of each worker, or the reason why it is gone."""
         return self._group.health()
@@ -223,6 +228,12 @@ class EnvironmentWorkers:
                 self._report_deaths(deaths, method)
         self._num_deaths = 0
         return [values[index] for index in arguments]
+
+    def end(self, index: int, cause: str) -> None:
+        """End the process of a worker; the next call of it starts another."""
+        self._group.end([index], cause)
+        with self._replacing:
+            self._ended.add(index)
 
     def _replace_ended(self) -> None:
         """Restart the workers whose end was reported, where a node has room."""

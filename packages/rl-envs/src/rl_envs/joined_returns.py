@@ -1,4 +1,4 @@
-"""Concatenation of the replies to consecutive chunks of a batch."""
+"""Concatenation of the replies to consecutive chunks of a batch, and their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rl_envs.interfaces import EnvironmentReturn, Rewards, as_columns
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["join_returns"]
+__all__ = ["join_returns", "split_return"]
 
 
 def join_returns(
@@ -42,6 +42,45 @@ def join_returns(
         terminateds=concat([part.terminateds for part in parts]),
         answers=answers,
     )
+
+
+def split_return(result: Any, num_rows: int) -> list[EnvironmentReturn[Any]]:
+    """Split the reply to a batch into one reply per row.
+
+    Raises:
+        EnvironmentContractError: A column does not have one entry per row.
+    """
+    whole = as_columns(result)
+    rewards = whole.rewards if isinstance(whole.rewards, dict) else {"": whole.rewards}
+    columns = {
+        "observations": whole.observations,
+        "metadata": whole.metadata,
+        "next_stop_strings": whole.next_stop_strings,
+        "terminateds": whole.terminateds,
+        "answers": whole.answers if whole.answers is not None else [None] * num_rows,
+        **rewards,
+    }
+    wrong = {name: len(c) for name, c in columns.items() if len(c) != num_rows}
+    if wrong:
+        raise EnvironmentContractError(
+            f"step must return one of each per row: got {wrong} for {num_rows} rows; "
+            "test the environment with check_environment"
+        )
+    parts = []
+    for row in range(num_rows):
+        here = slice(row, row + 1)
+        own = {name: column[here] for name, column in rewards.items()}
+        parts.append(
+            EnvironmentReturn(
+                observations=[whole.observations[row]],
+                metadata=[whole.metadata[row]],
+                next_stop_strings=[whole.next_stop_strings[row]],
+                rewards=own if isinstance(whole.rewards, dict) else own[""],
+                terminateds=whole.terminateds[here],
+                answers=None if whole.answers is None else [whole.answers[row]],
+            )
+        )
+    return parts
 
 
 def _join_rewards(parts: Sequence[EnvironmentReturn[Any]]) -> Rewards:

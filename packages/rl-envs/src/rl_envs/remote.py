@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from rl_distributed.errors import ConfigError
+from rl_distributed.errors import ConfigError, DeadlineExceededError
 from rl_envs.agents.tasks import AgentJob, AgentLimits, AgentPoll
 from rl_envs.environment_host import Abilities
 from rl_envs.environment_workers import EnvironmentWorkers
@@ -36,6 +37,7 @@ from rl_envs.joined_returns import join_returns
 from rl_envs.metrics import reward_metrics
 from rl_envs.registry import EnvFactory, EnvironmentSpec, EnvSettings
 from rl_envs.rewards.lists import RewardFns
+from rl_envs.row_jobs import RowJob, RowPoll
 from rl_envs.task_limits import TaskLimits
 
 __all__ = ["RemoteEnvironment"]
@@ -286,6 +288,48 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         [found] = self._workers.call({worker: arguments}, "poll_agents")
         polled: AgentPoll = found
         return polled
+
+    @property
+    def num_row_workers(self) -> int:
+        """Number of workers."""
+        return len(self._workers)
+
+    @property
+    def rows_per_worker(self) -> int:
+        """Conversations that a worker judges at a time, by `calls_at_once` of the env.
+
+        1 for environments that run agents, which answer to `poll_agents`.
+        """
+        abilities = self._abilities
+        return 1 if abilities.agents is not None else abilities.calls_at_once
+
+    def poll_rows(
+        self, begin: Sequence[RowJob], wait_s: float, worker: int = 0
+    ) -> RowPoll:
+        """Begin to judge conversations in a worker, and return those that have ended.
+
+        A conversation that takes longer than `deadline_s` fails, and the process of its
+        worker is replaced: the others there are lost, as `RowPoll.process` shows.
+
+        Args:
+            begin: Conversations to begin with, at most `rows_per_worker` at a time.
+            wait_s: How long to wait for the first verdict, in seconds.
+            worker: Index of the worker.
+
+        Raises:
+            As `step`.
+        """
+        limit_s = self._workers.deadline_s
+        arguments = {
+            "begin": [replace(job, log=log_as_text(job.log)) for job in begin],
+            "wait_s": wait_s,
+            "limit_s": limit_s,
+        }
+        poll: RowPoll
+        [poll] = self._workers.call({worker: arguments}, "poll_rows")
+        if any(isinstance(f.error, DeadlineExceededError) for f in poll.failures):
+            self._workers.end(worker, f"a conversation took longer than {limit_s:g} s")
+        return poll
 
     def shutdown(self) -> None:
         """Shut the environments down and stop their processes; safe to call again."""

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 __all__ = ["GeneratorDesk", "LoadableWeights", "SampledRow"]
 
+# A generator with more replicas than that spreads the rows of each call over several.
+_MOST_CALLS = 64
+
 
 class SampledRow(Protocol):
     """A row that waits for the generator; called in the threads of the desk."""
@@ -107,6 +110,8 @@ class _Served:
 class GeneratorDesk:
     """Threads that call a generator, one for each call that it takes at a time.
 
+    There are 64 at most, however many replicas it has and rows are in flight.
+
     A call takes all waiting rows that are sampled alike, so that a generator that
     decodes batches gets them. Weights are loaded before any waiting call: while no call
     is in flight, or, with `in_flight`, at once. Nothing is sampled after a load that
@@ -153,7 +158,8 @@ class GeneratorDesk:
         self._is_loading = self._is_closed = False
         self._has_weights = True
         # A generator that does not say so may not be safe to call from several threads.
-        self._max_calls = max(1, GeneratorTraits.of(generation).calls_at_once)
+        calls = GeneratorTraits.of(generation).calls_at_once
+        self._max_calls = min(max(1, calls), _MOST_CALLS)
         # One more that can load while all others are in a call.
         num_threads = self._max_calls + (1 if in_flight else 0)
         self._threads = [

@@ -28,6 +28,7 @@ from rl_envs.interfaces import (
     has_own,
     total_reward,
 )
+from rl_envs.row_jobs import RowHost, row_host_of
 
 __all__ = ["Judge", "Verdict", "outcome_of"]
 
@@ -195,9 +196,8 @@ class Judge:
             # A user's mistake fails in the same way for each row and each attempt.
             raise
         except Exception as error:
-            self.note(error, len(metadata))
-            return _Tried(_failed(metadata, error), error, metadata, seeds)
-        return _Tried(self._verdict(answer, metadata), None, metadata, seeds)
+            return _Tried(self.failed(metadata, error), error, metadata, seeds)
+        return _Tried(self.verdict(answer, len(metadata)), None, metadata, seeds)
 
     def _begun(
         self, metadata: list[Any], seeds: Sequence[int | None] | None
@@ -278,8 +278,26 @@ class Judge:
             error,
         )
 
-    def _verdict(self, answer: EnvironmentReturn[Any], metadata: list[Any]) -> Verdict:
-        num_rows = len(metadata)
+    @property
+    def row_host(self) -> RowHost | None:
+        """The environment, if its workers judge many conversations at a time."""
+        return row_host_of(self._environment)
+
+    def failed(self, metadata: list[Any], error: Exception) -> Verdict:
+        """Return the verdict on rows that the environment gave none on."""
+        self.note(error, len(metadata))
+        return _failed(metadata, error)
+
+    def verdict(self, answer: EnvironmentReturn[Any], num_rows: int) -> Verdict:
+        """Return the checked verdict on rows.
+
+        Args:
+            answer: Reply of the environment.
+            num_rows: Number of rows that it was given.
+
+        Raises:
+            RolloutError: The reply has not one entry per row.
+        """
         answer = as_columns(answer)
         named = answer.rewards if isinstance(answer.rewards, dict) else {}
         rewards = total_reward(answer.rewards).to(torch.float32)

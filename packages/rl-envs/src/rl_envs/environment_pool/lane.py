@@ -36,7 +36,8 @@ from rl_envs.environment_pool.lane_metrics import LaneMetrics
 from rl_envs.environment_pool.slots import Slots
 from rl_envs.environment_workers import worker_builder, worker_cluster
 from rl_envs.errors import EnvironmentContractError
-from rl_envs.interfaces import EnvironmentReturn, as_columns
+from rl_envs.interfaces import EnvironmentReturn
+from rl_envs.joined_returns import split_return
 from rl_envs.registry import EnvironmentSpec
 
 __all__ = ["Lane", "LaneConfig"]
@@ -287,7 +288,7 @@ class Lane:
         if task.error is not None:
             return self._named(task.error)
         try:
-            results = _by_row(task.get(), len(rows))
+            results = split_return(task.get(), len(rows))
         except EnvironmentContractError as error:
             return error
         self._metrics.add_rows(len(rows), failed=False)
@@ -309,42 +310,3 @@ class Lane:
     def _named(self, error: DistributedError) -> DistributedError:
         error.add_note(f"environment {self.name!r} of a pool")
         return error
-
-
-def _by_row(result: Any, num_rows: int) -> list[Result]:
-    """Split the reply to a batch into one reply per row.
-
-    Raises:
-        EnvironmentContractError: A column does not have one entry per row.
-    """
-    whole = as_columns(result)
-    rewards = whole.rewards if isinstance(whole.rewards, dict) else {"": whole.rewards}
-    columns = {
-        "observations": whole.observations,
-        "metadata": whole.metadata,
-        "next_stop_strings": whole.next_stop_strings,
-        "terminateds": whole.terminateds,
-        "answers": whole.answers if whole.answers is not None else [None] * num_rows,
-        **rewards,
-    }
-    wrong = {name: len(c) for name, c in columns.items() if len(c) != num_rows}
-    if wrong:
-        raise EnvironmentContractError(
-            f"step must return one of each per row: got {wrong} for {num_rows} rows; "
-            "test the environment with check_environment"
-        )
-    parts = []
-    for row in range(num_rows):
-        here = slice(row, row + 1)
-        own = {name: column[here] for name, column in rewards.items()}
-        parts.append(
-            EnvironmentReturn(
-                observations=[whole.observations[row]],
-                metadata=[whole.metadata[row]],
-                next_stop_strings=[whole.next_stop_strings[row]],
-                rewards=own if isinstance(whole.rewards, dict) else own[""],
-                terminateds=whole.terminateds[here],
-                answers=None if whole.answers is None else [whole.answers[row]],
-            )
-        )
-    return parts

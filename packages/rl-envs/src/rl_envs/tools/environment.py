@@ -23,6 +23,7 @@ from pydantic import Field
 
 from rl_distributed.batch.arrays import from_numpy, to_numpy
 from rl_distributed.config import Config
+from rl_envs.call_lock import CallLock
 from rl_envs.errors import MessageLogError, ToolError, ToolUnavailableError
 from rl_envs.interfaces import (
     EnvironmentInterface,
@@ -61,6 +62,10 @@ class ToolLimits(Config):
     """Time limit of one call, in seconds."""
     max_concurrency: int = Field(16, ge=1)
     """Maximum number of calls of a batch that run at the same time."""
+    max_conversations: int = Field(1, ge=1)
+    """Number of conversations of an asynchronous run that one process judges at a time.
+    Above 1, `step` is called by as many threads, and each conversation may run
+    `max_concurrency` calls; the judge gets no more calls at a time than it takes."""
     max_result_chars: int = Field(4096, ge=1)
     """Length, in characters, beyond which results are cut off."""
 
@@ -117,6 +122,8 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         self._parser = parser if parser is not None else JsonToolCallParser()
         self.limits = limits if limits is not None else ToolLimits()
         self._result_role = result_role
+        self.calls_at_once = self.limits.max_conversations
+        self._judging = CallLock(self._judge.calls_at_once)
 
     def tool_schemas(self) -> list[dict[str, Any]]:
         """Return the description of each tool."""
@@ -128,13 +135,15 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         """Begin conversations in the judge, if it does so."""
         if not has_own(self._judge, "reset"):
             return metadata
-        begun: Sequence[Columns | None] = self._judge.reset(metadata, seeds)
+        with self._judging:
+            begun: Sequence[Columns | None] = self._judge.reset(metadata, seeds)
         return begun
 
     def close(self, metadata: Sequence[Columns | None]) -> None:
         """Release what the judge keeps for conversations."""
         if has_own(self._judge, "close"):
-            self._judge.close(metadata)
+            with self._judging:
+                self._judge.close(metadata)
 
     def step(
         self,
@@ -158,9 +167,11 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         self._run(turns)
         calling = {turn.row for turn in turns}
         judged = [row for row in range(size) if row not in calling]
-        verdict = self._judge.step(
-            [message_log_batch[row] for row in judged], [columns[row] for row in judged]
-        )
+        with self._judging:
+            verdict = self._judge.step(
+                [message_log_batch[row] for row in judged],
+                [columns[row] for row in judged],
+            )
         return self._merge(size, turns, judged, verdict)
 
     def _parse(

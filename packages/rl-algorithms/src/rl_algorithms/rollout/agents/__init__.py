@@ -4,7 +4,7 @@
 agent --HTTP--> PolicyServer (thread) --ModelCall--> GeneratorDesk --> the policy
   ^                 | records tokens                 |
   +---- answer -----+<--------- sampled tokens ------+
-AgentCrew (threads) --jobs--> workers of the environment --results--> AgentPlayer
+WorkerCrew (threads) -jobs-> workers of the environment -results-> AgentPlayer
 ```
 
 | part | consumes | produces | waits for | is unblocked by |

@@ -11,7 +11,6 @@ import numpy as np
 
 from rl_algorithms.data.types import PromptSpec, Tokenizer
 from rl_algorithms.rollout.agents.conversation import AgentConversation
-from rl_algorithms.rollout.agents.crew import AgentCrew
 from rl_algorithms.rollout.agents.model import ServedModel, Settings
 from rl_algorithms.rollout.agents.model_call import ModelCall
 from rl_algorithms.rollout.agents.session import AgentSession
@@ -21,6 +20,7 @@ from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.rollout.play import Play
 from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.rollout.trajectories import Trajectories
+from rl_algorithms.rollout.worker_crew import WorkerCrew
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import ConfigError, DeadlineExceededError
 from rl_envs.agents.tasks import (
@@ -41,6 +41,7 @@ __all__ = ["AgentPlayer", "Ask"]
 
 Ask = Callable[[Sequence[ModelCall]], None]
 """Hands rows to a generator."""
+_Crew = WorkerCrew[AgentJob, AgentResult]
 
 _LOOK_S = 0.5
 _CLOSE_S = 10.0
@@ -94,7 +95,7 @@ class AgentPlayer:
         params = getattr(settings, "sampling_params", None)
         self._base = params() if callable(params) else SamplingParams()
         self._server: PolicyServer | None = None
-        self._crew: AgentCrew | None = None
+        self._crew: _Crew | None = None
         self._starting = threading.Lock()
         self._numbers = itertools.count()
         self._running: dict[int, tuple[int, AgentConversation]] = {}
@@ -240,12 +241,17 @@ class AgentPlayer:
         if server is not None:
             server.close()
 
-    def _start(self) -> tuple[PolicyServer, AgentCrew]:
+    def _start(self) -> tuple[PolicyServer, _Crew]:
         with self._starting:
             if self._server is None:
                 self._server = _server_class()(self._model)
             if self._crew is None:
-                self._crew = AgentCrew(self._host, self.limits, self._note_failure)
+                self._crew = WorkerCrew(
+                    self._host.poll_agents,
+                    self._host.num_agent_workers,
+                    self.limits.max_at_once,
+                    self._note_failure,
+                )
             return self._server, self._crew
 
     def _note_failure(self, error: BaseException) -> None:

@@ -28,6 +28,7 @@ from rl_algorithms.trainers.ahead.agents import AheadAgents
 from rl_algorithms.trainers.ahead.controller import Controller
 from rl_algorithms.trainers.ahead.jobs import FinishedAnswer, Job, Scoring
 from rl_algorithms.trainers.ahead.prompts import PromptSource
+from rl_algorithms.trainers.ahead.row_desk import RowDesk
 from rl_algorithms.trainers.ahead.scoring import EnvironmentDesk
 from rl_algorithms.trainers.ahead.shape import RunShape
 from rl_models.interfaces import GenerationInterface
@@ -86,8 +87,11 @@ class AnswersInFlight:
         self._is_going_back = False
         self._new_jobs: list[Job] = []
         self._new_scorings: list[Scoring] = []
-        self._environment = EnvironmentDesk(
-            rollouts.judge, calls_at_once, self.take_verdict, on_failure
+        judge = rollouts.judge
+        self._environment = (
+            EnvironmentDesk(judge, calls_at_once, self.take_verdict, on_failure)
+            if judge.row_host is None
+            else RowDesk(judge, judge.row_host, self.take_verdict, on_failure)
         )
         self._agents = (
             None

@@ -1,8 +1,13 @@
-"""`AgentCrew`: runs agents on the workers of an environment, with a thread per worker.
+"""`WorkerCrew`: jobs in flight on the workers of an environment.
 
-A job waits here until a worker has a free slot, so that no worker gets more jobs than
-it runs at a time. The jobs of a worker whose process was replaced are lost, and the
-caller decides whether to retry them.
+| part | consumes | produces | waits for | is unblocked by |
+|---|---|---|---|---|
+| a thread per worker | jobs | results | a job; a poll | `begin`; a result |
+
+However many jobs are in flight, there is one thread and one call per worker. A job
+waits here until a worker has a free slot, so that no worker gets more jobs than it runs
+at a time. The jobs of a worker whose process was replaced are lost, and the caller
+decides whether to retry them.
 """
 
 from __future__ import annotations
@@ -10,48 +15,83 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from rl_distributed.errors import UserError, WorkerDiedError
-from rl_envs.agents.tasks import AgentHost, AgentJob, AgentLimits, AgentResult
 
-__all__ = ["AgentCrew", "OnResult"]
+__all__ = ["Numbered", "Poll", "Reply", "WorkerCrew"]
 
 _POLL_S = 0.2
 _CLOSE_S = 10.0
 
-OnResult = Callable[[AgentResult | Exception], None]
-"""Callback with the result of a job, or the reason of its loss, in a crew thread."""
+
+class Numbered(Protocol):
+    """A job, or its result."""
+
+    @property
+    def number(self) -> int:
+        """Number of the job."""
+        ...
 
 
-class AgentCrew:
+JobT = TypeVar("JobT", bound=Numbered)
+ResultT = TypeVar("ResultT", bound=Numbered)
+ResultT_co = TypeVar("ResultT_co", bound=Numbered, covariant=True)
+
+
+class Reply(Protocol[ResultT_co]):
+    """What a worker says of its jobs."""
+
+    @property
+    def results(self) -> Sequence[ResultT_co]:
+        """Results that are new."""
+        ...
+
+    @property
+    def process(self) -> str:
+        """Name of its process: another one has none of the jobs of the one before."""
+        ...
+
+
+Poll: TypeAlias = Callable[[list[JobT], list[int], float, int], Reply[ResultT]]
+"""Takes jobs to begin, numbers of jobs to cancel, the seconds to wait for the first
+result, and the index of the worker."""
+
+
+_OnResult: TypeAlias = Callable[[ResultT | Exception], None]
+
+
+class WorkerCrew(Generic[JobT, ResultT]):
     """Runs jobs until it is closed.
 
     Args:
-        host: The environment.
-        limits: Limits of its agents.
+        poll: Begins jobs of a worker, and returns those that have ended.
+        num_workers: Number of workers.
+        most: Number of jobs that one worker runs at a time.
         on_failure: Called with an error that a retry cannot fix.
     """
 
     def __init__(
         self,
-        host: AgentHost,
-        limits: AgentLimits,
+        poll: Poll[JobT, ResultT],
+        num_workers: int,
+        most: int,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._host, self._on_failure = host, on_failure
-        self._most = limits.max_at_once
+        self._poll, self._on_failure = poll, on_failure
+        self._most = most
         self._changed = threading.Condition()
-        self._waiting: deque[tuple[AgentJob, OnResult]] = deque()
-        self._running: list[dict[int, OnResult]] = []
+        self._waiting: deque[tuple[JobT, _OnResult[ResultT]]] = deque()
+        self._running: list[dict[int, _OnResult[ResultT]]] = []
         self._cancelled: list[list[int]] = []
         self._is_closed = False
         self._threads = []
-        for worker in range(host.num_agent_workers):
+        for worker in range(num_workers):
             self._running.append({})
             self._cancelled.append([])
             self._threads.append(
                 threading.Thread(
-                    target=self._run, args=(worker,), name="agent-crew", daemon=True
+                    target=self._run, args=(worker,), name="worker-crew", daemon=True
                 )
             )
         for thread in self._threads:
@@ -59,11 +99,25 @@ class AgentCrew:
 
     @property
     def capacity(self) -> int:
-        """Number of agents that run at the same time."""
+        """Number of jobs that run at the same time."""
         return len(self._threads) * self._most
 
-    def begin(self, job: AgentJob, on_result: OnResult) -> None:
-        """Run a job as soon as a worker has a free slot."""
+    @property
+    def num_running(self) -> int:
+        """Number of jobs that run now."""
+        with self._changed:
+            return sum(map(len, self._running))
+
+    def begin(
+        self, job: JobT, on_result: Callable[[ResultT | Exception], None]
+    ) -> None:
+        """Run a job as soon as a worker has a free slot.
+
+        Args:
+            job: The job.
+            on_result: Called with its result, or with the reason of its loss, in a
+                thread of the crew.
+        """
         with self._changed:
             self._waiting.append((job, on_result))
             self._changed.notify_all()
@@ -100,8 +154,8 @@ class AgentCrew:
             try:
                 if process is None:
                     # Known before it is given anything, so that its loss is noticed.
-                    process = self._host.poll_agents([], [], 0.0, worker).process
-                poll = self._host.poll_agents(jobs, cancelled, _POLL_S, worker)
+                    process = self._poll([], [], 0.0, worker).process
+                poll = self._poll(jobs, cancelled, _POLL_S, worker)
             except Exception as error:
                 self._fail(worker, error)
                 process = None
@@ -110,9 +164,9 @@ class AgentCrew:
                 # What was begun by this very call may have been begun twice.
                 self._lose(worker)
                 process = poll.process
-            self._pass_on(worker, poll.results)
+            self._pass_on(poll.results)
 
-    def _next(self, worker: int) -> tuple[list[AgentJob], list[int]] | None:
+    def _next(self, worker: int) -> tuple[list[JobT], list[int]] | None:
         """Wait for the next jobs of a worker; return None once the crew is closed."""
         running = self._running[worker]
         with self._changed:
@@ -152,15 +206,22 @@ class AgentCrew:
                 # Those that the call began in the new process run there for nobody.
                 self._cancelled[worker].extend(lost)
         cause = error or WorkerDiedError(
-            f"worker {worker} of the environment was replaced while it ran agents"
+            f"worker {worker} of the environment was replaced while it ran jobs"
         )
         for on_result in lost.values():
             on_result(cause)
 
-    def _pass_on(self, worker: int, results: Sequence[AgentResult]) -> None:
+    def _pass_on(self, results: Sequence[ResultT]) -> None:
         for result in results:
-            with self._changed:
-                # None for a job that was cancelled after it had ended.
-                on_result = self._running[worker].pop(result.number, None)
+            # None for a job that was cancelled after it had ended.
+            on_result = self._ended(result.number)
             if on_result is not None:
                 on_result(result)
+
+    def _ended(self, number: int) -> _OnResult[ResultT] | None:
+        with self._changed:
+            # Of any worker: one without a node has its jobs run by another.
+            for running in self._running:
+                if number in running:
+                    return running.pop(number)
+        return None
