@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from rl_distributed.errors import ConfigError
-from rl_models.generation.noise import derive_seeds, uniform_noise
+from rl_models.generation.noise import derive_seeds, noise_streams, uniform_noise
 from rl_models.generation.sampling import (
     check_sampling_params,
     greedy_tokens,
@@ -69,7 +69,7 @@ def test_samples_follow_the_distribution(params):
     expected = reference_distribution(
         logits, params.temperature, params.top_k, params.top_p
     )
-    noise = uniform_noise(derive_seeds(7, 0, count), 0, 1)[0]
+    noise = noise_block(derive_seeds(7, 0, count), 0, 1)[0]
     tokens, logprobs = sample_tokens(logits.expand(count, -1), noise, params)
     counts = np.bincount(tokens.numpy(), minlength=8)
     assert (counts[expected == 0] == 0).all()
@@ -99,15 +99,23 @@ def test_greedy_takes_the_best_token():
     torch.testing.assert_close(logprobs, expected)
 
 
+def noise_block(seeds, start, count):
+    """[count, B]"""
+    return uniform_noise(noise_streams(seeds), start + np.arange(count)[:, None])
+
+
 def test_noise_is_a_function_of_seed_and_index():
     seeds = torch.tensor([3, -5, 2**62])
-    block = uniform_noise(seeds, 0, 10)
-    assert torch.equal(block[4:], uniform_noise(seeds, 4, 6))
-    assert torch.equal(block[:, 1:2], uniform_noise(seeds[1:2], 0, 10))
+    block = noise_block(seeds, 0, 10)
+    assert torch.equal(block[4:], noise_block(seeds, 4, 6))
+    assert torch.equal(block[:, 1:2], noise_block(seeds[1:2], 0, 10))
+    # Each row at a token of its own.
+    mixed = uniform_noise(noise_streams(seeds), np.array([7, 0, 9]))
+    assert mixed.tolist() == [block[7, 0], block[0, 1], block[9, 2]]
 
 
 def test_noise_is_uniform_and_uncorrelated():
-    noise = uniform_noise(torch.arange(2000), 0, 50).double()
+    noise = noise_block(torch.arange(2000), 0, 50).double()
     assert 0 < noise.min() < noise.max() < 1
     histogram = torch.histc(noise, bins=20, min=0, max=1)
     assert ((histogram - 5000) ** 2 / 5000).sum() < 60
@@ -133,7 +141,7 @@ def test_settings_that_define_no_distribution_are_refused(field, value):
 
 def test_noise_lies_strictly_between_0_and_1():
     # The seeds of the smallest and the largest number.
-    noise = uniform_noise(torch.tensor([3598214, 808280]), 0, 1)[0]
+    noise = noise_block(torch.tensor([3598214, 808280]), 0, 1)[0]
     assert noise.tolist() == [2.0**-23, 1 - 2.0**-23]
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["derive_seeds", "uniform_noise"]
+__all__ = ["derive_seeds", "noise_streams", "uniform_noise"]
 
 UInt64Array = npt.NDArray[np.uint64]
+IntArray = npt.NDArray[np.int64]
 
 _STRIDE = np.uint64(0x9E3779B97F4A7C15)
 _FACTOR_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -21,6 +22,7 @@ _FACTOR_2 = np.uint64(0x94D049BB133111EB)
 # With 22 bits the largest value is far enough below 1 that u * total < total also holds
 # in float32.
 _BITS = 22
+_SHIFT = np.uint64(64 - _BITS)
 
 
 def _mix(state: UInt64Array) -> UInt64Array:
@@ -29,21 +31,27 @@ def _mix(state: UInt64Array) -> UInt64Array:
     return state ^ (state >> np.uint64(31))
 
 
-def uniform_noise(seeds: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """Return noise for consecutive new tokens.
+def noise_streams(seeds: torch.Tensor) -> UInt64Array:
+    """Return [B] the states from which the noise of rows is computed.
 
     Args:
         seeds: [B] int64, one per row.
-        start: Index of the first new token.
-        count: Number of new tokens.
+    """
+    return _mix(seeds.cpu().numpy().view(np.uint64) + _STRIDE)
+
+
+def uniform_noise(streams: UInt64Array, index: IntArray) -> torch.Tensor:
+    """Return noise for new tokens.
+
+    Args:
+        streams: Streams of rows; see `noise_streams`.
+        index: Index of the new token of each; the shapes are broadcast.
 
     Returns:
-        [count, B] float32 on the CPU, inside (0, 1).
+        Float32 on the CPU, inside (0, 1).
     """
-    row_B = _mix(seeds.cpu().numpy().view(np.uint64) + _STRIDE)
-    index_T = np.arange(start + 1, start + count + 1, dtype=np.uint64) * _STRIDE
-    mixed_T_B = _mix(row_B[None, :] + index_T[:, None])
-    high = (mixed_T_B >> np.uint64(64 - _BITS)).astype(np.float32)
+    mixed = _mix(streams + (index + 1).astype(np.uint64) * _STRIDE)
+    high = (mixed >> _SHIFT).astype(np.float32)
     return torch.from_numpy((high + np.float32(0.5)) * np.float32(2.0**-_BITS))
 
 

@@ -33,7 +33,7 @@ from rl_models.generation.huggingface.decoder import (
 from rl_models.generation.huggingface.prompts import PromptPlan, plan_prompts
 from rl_models.generation.huggingface.stopping import StopStrings, StopTokens
 from rl_models.generation.huggingface.weight_turns import WeightTurns
-from rl_models.generation.noise import uniform_noise
+from rl_models.generation.noise import noise_streams, uniform_noise
 from rl_models.generation.sampling import greedy_tokens, sample_tokens
 from rl_models.types import SamplingParams
 
@@ -52,8 +52,6 @@ _PREFILL_TOKENS = 16384
 _LEAVE_SHARE = 1 / 16
 # The same while others wait, whose prompts cost about a step however few they are.
 _REPLACE_SHARE = 1 / 8
-# Number of steps for which noise is drawn at once.
-_NOISE_STEPS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +240,7 @@ class _Batch:
         self.versions = np.zeros((self.limit, num_rows), dtype=np.int64)
         self._version: int | None = None
         """Version that the newest tokens are sampled with."""
-        self._noise = torch.zeros(_NOISE_STEPS, 0, device=device)
-        self._noise_from = np.zeros(0, dtype=np.int64)
-        """Step of each place that its column of the noise begins with."""
+        self._streams = noise_streams(request.seeds)
 
     def run(self, state: DecodingState, count: int) -> None:
         """Sample until every row has ended, `count` of them at a time.
@@ -303,10 +299,6 @@ class _Batch:
         self.rows = np.concatenate([self.rows, self.order[first:last]])
         self.alive = np.concatenate([self.alive, none == 0])
         self.steps = np.concatenate([self.steps, none])
-        # Before its first step: noise is drawn when that is sampled.
-        self._noise_from = np.concatenate([self._noise_from, none - _NOISE_STEPS])
-        columns = self._noise.new_zeros(_NOISE_STEPS, count)
-        self._noise = torch.cat([self._noise, columns], 1)
         self._place_rows()
         return self._sample(place, self.prompts.run(state, place, first, last))
 
@@ -316,32 +308,15 @@ class _Batch:
         positions = self.request.lengths[self.rows] + self.steps - 1
         self.positions = torch.from_numpy(positions).to(self.device)
 
-    def _noise_of(self, first: int) -> torch.Tensor:
-        """Noise of the places from `first` on, for the step that each is at."""
-        offsets = self.steps[first:] - self._noise_from[first:]
-        if offsets.max() >= _NOISE_STEPS:
-            self._draw_noise(first + np.flatnonzero(offsets >= _NOISE_STEPS))
-            offsets = self.steps[first:] - self._noise_from[first:]
-        index = torch.from_numpy(offsets).to(self.device)
-        return self._noise[:, first:].gather(0, index[None])[0]
-
-    def _draw_noise(self, places: IntArray) -> None:
-        for step in np.unique(self.steps[places]).tolist():
-            now = places[self.steps[places] == step]
-            # Noise is a function of seed and step, so a row's does not depend on the
-            # rows beside it or on those that have left.
-            seeds = self.request.seeds[torch.from_numpy(self.rows[now])]
-            count = min(_NOISE_STEPS, max(1, self.limit - step))
-            noise = uniform_noise(seeds, step, count).to(self.device)
-            self._noise[:count, torch.from_numpy(now).to(self.device)] = noise
-            self._noise_from[now] = step
-
     def _sample(self, first: int, logits: torch.Tensor) -> torch.Tensor:
         """Sample the next token of the places from `first` on."""
         if self.request.greedy:
             tokens, logprobs = greedy_tokens(logits)
         else:
-            noise = self._noise_of(first)
+            # Noise is a function of seed and step, so a row's does not depend on the
+            # rows beside it or on those that have left.
+            streams = self._streams[self.rows[first:]]
+            noise = uniform_noise(streams, self.steps[first:]).to(self.device)
             tokens, logprobs = sample_tokens(logits, noise, self.request.params)
         steps = np.where(self.alive[first:], self.steps[first:], self.limit)
         to = torch.from_numpy(steps).to(self.device), self.index[first:]
@@ -392,10 +367,8 @@ class _Batch:
             return tokens
         self.rows, self.steps = self.rows[source], self.steps[source]
         self.alive = np.ones(len(source), dtype=bool)
-        self._noise_from = self._noise_from[source]
         self._place_rows()
         index = torch.from_numpy(source).to(self.device)
-        self._noise = self._noise.index_select(1, index)
         return tokens.index_select(0, index)
 
     def result(self) -> Continuations:

@@ -9,8 +9,8 @@ row 2        - - - - - - p p p  | g   g    .
 Prompts end in the same column, so a decoding step appends one column for every row at
 once, in buffers that are allocated in full beforehand. Rows are sorted by falling
 length; *segments* of rows share the first column that they look at, so short rows do
-not pay for the longest one. When rows are finished, rows from the end take their place
-(`keep`), which copies no more rows than were finished.
+not pay for the longest one. When rows are finished, others take their places (`keep`),
+so that segments stay possible; `row_order` says which.
 
 Rows that join (`admit`) come behind the others, and their prompts end in the newest
 column. When the columns are used up, all rows move to the left, over columns that no
@@ -22,29 +22,25 @@ query heads per key head, D head size, T packed prompt tokens.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["BufferPool", "KVBuffers", "Segment"]
+from rl_models.generation.huggingface.row_order import (
+    Segment,
+    group_ends,
+    plan_moves,
+    plan_segments,
+)
+
+__all__ = ["BufferPool", "KVBuffers"]
 
 IntArray = npt.NDArray[np.int64]
 
 # Batched products smaller than this take a slow path of torch on a CPU.
 _MIN_PRODUCT = 400
-# A further segment costs about as much as attending to this many elements of the cache.
-_SEGMENT_ELEMENTS = 50_000
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Rows `[first, last)`, which attend to the columns from `start` on."""
-
-    first: int
-    last: int
-    start: int
 
 
 class BufferPool:
@@ -77,6 +73,18 @@ class BufferPool:
         self._flat.clear()
 
 
+class _SegmentView(NamedTuple):
+    """A segment's part of the buffers of a layer; b is its number of rows times K."""
+
+    segment: Segment
+    keys: torch.Tensor
+    """[b, D, C]"""
+    values: torch.Tensor
+    """[b, C, D]"""
+    mask: torch.Tensor | None
+    """[b, 1, C]"""
+
+
 class KVBuffers:
     """The buffers of all layers, and attention of new tokens over them."""
 
@@ -103,12 +111,15 @@ class KVBuffers:
         self._starts: IntArray = np.zeros(0, dtype=np.int64)
         # Columns that the prompts take which are placed next.
         self._placed = (0, 0)
+        # Where no rows join, those in front have begun first anyway.
+        self._group_ends = group_ends(len(lengths)) if more_follow else []
         self._max_new = max_new_tokens
         self._pool = pool or BufferPool()
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         self._mask: torch.Tensor | None = None
         self._segments: list[Segment] = []
+        self._views: dict[int, list[_SegmentView]] = {}
         self._min_columns = 1
         self._kv_heads = 0
         self._head_size = 0
@@ -130,7 +141,7 @@ class KVBuffers:
             rows = self.num_rows * self._kv_heads
             self._mask = like.new_zeros(rows, 1, self.num_columns)
             self._hide(0)
-        self._segments = self._plan_segments()
+        self._plan_segments()
 
     @property
     def num_columns(self) -> int:
@@ -150,23 +161,10 @@ class KVBuffers:
         rows = self._mask[first : first + len(hidden), 0]
         rows.zero_().masked_fill_(hidden, -torch.inf)
 
-    def _plan_segments(self) -> list[Segment]:
-        """Start a new segment where it saves more than it costs."""
-        # The earliest column of a row and of all behind it: rows that have moved or
-        # joined are not sorted any more.
-        bound, count = np.minimum.accumulate(self._starts[::-1])[::-1], self.num_rows
-        firsts = [0]
-        if count and bound[0] != bound[-1]:
-            row_elements = self._kv_heads * self._head_size
-            for row in range(count // 8, count, max(1, count // 8)):
-                saved = int(bound[row] - bound[firsts[-1]]) * (count - row)
-                if saved * row_elements > _SEGMENT_ELEMENTS:
-                    firsts.append(row)
-        return [
-            Segment(first, last, int(bound[first]))
-            for first, last in zip(firsts, [*firsts[1:], count], strict=True)
-            if last > first
-        ]
+    def _plan_segments(self) -> None:
+        elements = self._kv_heads * self._head_size
+        self._segments = plan_segments(self._starts, elements)
+        self._views.clear()
 
     def admit(self, lengths_N: IntArray) -> int:
         """Add rows behind the others, whose prompts end in the newest column.
@@ -185,7 +183,7 @@ class KVBuffers:
         self.num_rows += len(lengths_N)
         self._placed = (self.end - int(lengths_N.max()), self.end)
         self._hide(first)
-        self._segments = self._plan_segments()
+        self._plan_segments()
         return first
 
     def place_prompts(
@@ -253,7 +251,7 @@ class KVBuffers:
         self._starts = self._starts - free
         self.end -= free
         self._hide(0)
-        self._segments = self._plan_segments()
+        self._plan_segments()
 
     def append(
         self, layer: int, keys_B_K_D: torch.Tensor, values_B_K_D: torch.Tensor
@@ -282,62 +280,68 @@ class KVBuffers:
         Returns:
             [B, H, D_v]
         """
-        parts = [
-            self._attend(segment, layer, query_B_H_D, scale, window)
-            for segment in self._segments
-        ]
+        views = self._views.get(layer)
+        if views is None:
+            views = self._views[layer] = [self._view(layer, s) for s in self._segments]
+        parts = [self._attend(view, query_B_H_D, scale, window) for view in views]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _view(self, layer: int, segment: Segment) -> _SegmentView:
+        rows = slice(segment.first, segment.last)
+        heads = slice(rows.start * self._kv_heads, rows.stop * self._kv_heads)
+        return _SegmentView(
+            segment,
+            self._keys[layer][rows].flatten(0, 1).transpose(1, 2),
+            self._values[layer][rows].flatten(0, 1),
+            None if self._mask is None else self._mask[heads],
+        )
 
     def _attend(
         self,
-        segment: Segment,
-        layer: int,
+        view: _SegmentView,
         query: torch.Tensor,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        first, last, end = segment.first, segment.last, self.end
-        start = max(0, min(segment.start, end - self._min_columns))
+        segment = view.segment
+        start = max(0, min(segment.start, self.end - self._min_columns))
         if window is not None:
-            start = max(start, end - window)
-        keys = self._keys[layer][first:last].flatten(0, 1)[:, start:end]
-        values = self._values[layer][first:last].flatten(0, 1)[:, start:end]
-        rows, heads, size = last - first, query.shape[1], query.shape[2]
-        query = query[first:last].reshape(keys.shape[0], -1, size)
-        if self._mask is None:
-            scores = torch.bmm(query * scale, keys.transpose(1, 2))
+            start = max(start, self.end - window)
+        count = self.end - start
+        keys = view.keys.narrow(2, start, count)
+        rows, (_, heads, size) = segment.last - segment.first, query.shape
+        query = query[segment.first : segment.last].reshape(len(keys), -1, size)
+        if view.mask is None:
+            scores = torch.bmm(query * scale, keys)
         else:
-            kv_heads = self._kv_heads
-            mask = self._mask[first * kv_heads : last * kv_heads, :, start:end]
-            mask = mask.expand(-1, query.shape[1], -1)
             # One call for product, scale and mask: at these sizes the number of calls
             # is what takes the time.
-            scores = torch.baddbmm(mask, query, keys.transpose(1, 2), alpha=scale)
+            mask = view.mask.narrow(2, start, count)
+            scores = torch.baddbmm(mask, query, keys, alpha=scale)
+        values = view.values.narrow(1, start, count)
         return torch.bmm(scores.softmax(dim=-1), values).view(rows, heads, -1)
 
     def keep(self, alive_B: npt.NDArray[np.bool_]) -> IntArray:
-        """Drop finished rows: rows from the end move into their places.
+        """Drop finished rows; rows behind them move into their places.
 
         Returns:
             [rows that stay] the place where each row came from.
         """
-        # Not compacted in order: only as many rows move as were finished.
-        count = int(alive_B.sum())
-        holes = np.flatnonzero(~alive_B[:count])
-        movers = count + np.flatnonzero(alive_B[count:])
-        source = np.arange(count)
-        source[holes] = movers
-        if len(holes):
+        source = np.arange(len(alive_B))
+        for holes, movers in plan_moves(alive_B, self._starts, self._group_ends):
             self._move_rows(holes, movers)
-        self.num_rows = count
+            source[holes] = movers
+        source = source[: int(alive_B.sum())]
+        self.num_rows = len(source)
         self._starts = self._starts[source]
-        self._segments = self._plan_segments()
+        self._plan_segments()
         return source
 
     def _move_rows(self, holes: IntArray, movers: IntArray) -> None:
-        end = self.end
+        # Columns that the rows do not look at stay as they are.
+        columns = slice(int(self._starts[movers].min()), self.end)
         for buffer in (*self._keys.values(), *self._values.values()):
-            used = buffer[:, :, :end]
+            used = buffer[:, :, columns]
             to, origin = (
                 torch.from_numpy(x).to(buffer.device) for x in (holes, movers)
             )
