@@ -11,8 +11,8 @@ import pytest
 from rl_distributed_scripts import run_script
 
 from rl_distributed.errors import ConfigError
-from rl_distributed.workers import FailFast
-from rl_distributed.workers.node_watch import NodeWatch
+from rl_distributed.workers import FailFast, node_watch
+from rl_distributed.workers.node_watch import NodeWatch, reached
 
 DEADLINE_S = 60.0
 # Time within which something must not happen.
@@ -149,3 +149,29 @@ def test_a_group_outlives_the_loss_of_a_node() -> None:
     assert found["with_room"] == ["ok", found["pids"]]
     assert found["restarts"] == [int(rank == 0), int(rank == 1)]
     assert found["new_nodes"] == 1
+
+
+def test_only_nodes_that_take_a_connection_are_reached(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = Server()
+    closed.listener.close()
+    places = {"up": server.place, "down": closed.place}
+    monkeypatch.setattr(node_watch, "places_of", lambda _: places)
+    assert reached(places) == {"up"}
+    monkeypatch.setattr(node_watch, "places_of", lambda _: {})
+    assert reached(places) == set()
+
+
+def test_all_nodes_are_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = {str(i): ("192.0.2.1", i) for i in range(8)}
+    # Passed only when all of them are tried.
+    together = threading.Barrier(len(places), timeout=DEADLINE_S)
+
+    def tried(place: tuple[str, int]) -> bool:
+        together.wait()
+        return place[1] > 0
+
+    monkeypatch.setattr(node_watch, "places_of", lambda _: places)
+    monkeypatch.setattr(node_watch, "_takes_connection", tried)
+    assert reached(places) == set(places) - {"0"}

@@ -240,11 +240,18 @@ class EnvironmentWorkers:
         with self._replacing:
             if not self._ended:
                 return
-            away = self._ended & set(self._group.ranks_without_node())
-            if len(away) == self._num_workers:
-                # Nobody else could take the rows: wait for a node.
-                away = set()
-            self._group.restart(sorted(self._ended - away))
+            while True:
+                away = lacking = self._ended & set(self._group.ranks_without_node())
+                if len(away) == self._num_workers:
+                    # Nobody else could take the rows: wait for a node.
+                    away = set()
+                try:
+                    self._group.restart(sorted(self._ended - away))
+                    break
+                except (WorkerStartError, DeadlineExceededError):
+                    # Otherwise another node was lost while they started.
+                    if lacking == self._ended & set(self._group.ranks_without_node()):
+                        raise
             self._ended = away
             if away and away != self._away:
                 _logger.warning(

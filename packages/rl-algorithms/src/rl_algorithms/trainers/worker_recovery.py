@@ -153,16 +153,21 @@ class Recovery(Generic[ConfigT]):
         failed_in = trainer.state.step + 1
         self._num_in_a_row = self._num_restarts() + 1
         self._failed_in = max(self._failed_in, failed_in)
+        cause = str(error).strip().splitlines()[0]
         with self._newest() as point:
             found = point.info["state"]["step"]
             _logger.warning(
                 "training workers are lost in step %d, and are started again (%d of %d "
                 "in a row); the run goes back to step %d: %s",
-                *(failed_in, self._num_in_a_row, self._max_restarts, found),
-                str(error).strip().splitlines()[0],
+                *(failed_in, self._num_in_a_row, self._max_restarts, found, cause),
             )
             self._updates.go_back(point.info)
-            self._reload(point)
+            try:
+                self._reload(point)
+            except Exception as problem:
+                # Why they do not start says nothing of why they had to.
+                problem.add_note(f"The first cause: {cause}")
+                raise
             yield point
 
     def can_grow(self) -> bool:

@@ -10,7 +10,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rl_distributed.cluster.ports import PortAllocator, PortOwner, reserve_ports
 from rl_distributed.cluster.reservation import WorkerSlot
-from rl_distributed.errors import DeadlineExceededError, ResourceInsufficientError
+from rl_distributed.errors import (
+    DeadlineExceededError,
+    ResourceInsufficientError,
+    WorkerStartError,
+)
 
 __all__ = ["ports_of_node", "ports_of_slots"]
 
@@ -50,6 +54,7 @@ def ports_of_node(
     Raises:
         DeadlineExceededError: the node does not answer in time.
         ResourceInsufficientError: it has fewer free ports.
+        WorkerStartError: the node is lost.
     """
     if node_id == ray.get_runtime_context().get_node_id():
         return ports.allocate(node_id, count)
@@ -75,6 +80,11 @@ def ports_of_node(
             ) from None
         except ray.exceptions.RayTaskError as error:
             raise error.cause from None
+        except ray.exceptions.RayError as error:
+            raise WorkerStartError(
+                f"node {node_id} cannot name a free port, as it is lost or its Ray "
+                f"process starts no worker: {error}"
+            ) from error
         if ports.record(node_id, found):
             return found
     raise ResourceInsufficientError(

@@ -20,11 +20,12 @@ from rl_distributed.workers.failures import (
 )
 from rl_distributed.workers.incidents import IncidentLog
 from rl_distributed.workers.launch import LaunchedWorker
+from rl_distributed.workers.node_watch import is_reached, reached
 
 if TYPE_CHECKING:
     from rl_distributed.workers.policy import FailurePolicy
 
-__all__ = ["FailureExplainer"]
+__all__ = ["FailureExplainer", "cause_of_loss"]
 
 # How long the loss of a worker may take to be noticed after one that needed it raised.
 _SETTLE_S = 3.0
@@ -93,7 +94,7 @@ class FailureExplainer:
             # takes seconds; this wait only needs the entry.
             threading.Thread(
                 target=self._log.record,
-                args=(worker, "died", cause_of_death(error)),
+                args=(worker, "died", cause_of_loss(worker, error)),
                 name="investigate",
                 daemon=True,
             ).start()
@@ -112,7 +113,7 @@ class FailureExplainer:
         """Find out whether a worker that raised was the first of its process group."""
         if failure.lost_a_peer:
             # Its connection breaks before anybody else knows that the peer is gone.
-            self._log.wait_for(lambda: self._log.incident_of(failure.rank), _SETTLE_S)
+            self._await_incident(failure.rank)
         incident = self._log.incident_of(failure.rank)
         if incident is not None and incident.root.kind != "raised":
             return failure_error(incident.root, what, method_name)
@@ -132,6 +133,19 @@ class FailureExplainer:
             self._release_waiting(root, {actor_of(ref) for ref in waiting})
         return own
 
+    def _await_incident(self, rank: int) -> None:
+        """Wait for the news of the loss that has made a worker raise."""
+
+        def has_come() -> bool:
+            return self._log.incident_of(rank) is not None
+
+        self._log.wait_for(has_come, _SETTLE_S)
+        nodes = {worker.seat.slot.node_id for worker in list(self._workers)}
+        if not has_come() and nodes - reached(nodes):
+            # A host that is switched off answers nothing: its loss is news only when
+            # the watch of nodes gives it up.
+            self._log.wait_for(has_come, self._policy.node_limit_s)
+
     def _release_waiting(self, root: WorkerFailure, actors: set[str]) -> None:
         """End the process group of a worker that raised: its peers wait for it."""
         self._log.begin(root)
@@ -139,6 +153,14 @@ class FailureExplainer:
         waiting = [w for w in list(self._workers) if w.actor_id in actors]
         self._log.end(self._log.note_released(waiting, cause))
         self._log.release()
+
+
+def cause_of_loss(worker: LaunchedWorker, error: BaseException) -> str:
+    """Describe in one line why a worker is lost, or the node that it was on."""
+    slot = worker.seat.slot
+    if is_vague(error) and not is_reached(slot.node_id):
+        return f"node lost: nothing of Ray answers at {slot.address}"
+    return cause_of_death(error)
 
 
 def _first_to_raise(

@@ -44,6 +44,7 @@ from rl_distributed.workers.cancellation import (
     stop_if_cancelled,
 )
 from rl_distributed.workers.journal import log_error, log_made, log_start
+from rl_distributed.workers.network_interface import bind_gloo
 from rl_distributed.workers.output import hide_secrets_in_output
 from rl_distributed.workers.thread_count import usable_cores
 from rl_distributed.workers.worker_class import (
@@ -150,6 +151,7 @@ class WorkerHost:
             search_path: folders to look for modules in, after the process's own.
         """
         os.environ.update(self._identity.variables)
+        bind_gloo(self._identity.address)
         # Before anything of the class can print, or keep a stream.
         hide_secrets_in_output()
         identity = self._identity

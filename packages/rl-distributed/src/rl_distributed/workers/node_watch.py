@@ -22,6 +22,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -37,6 +38,7 @@ _LOOK_S = 5.0
 _RETRY_S = 0.3
 _REFUSALS = 3
 _REACH_S = 1.0
+_MOST_AT_ONCE = 64
 
 
 def places_of(node_ids: Collection[str]) -> dict[str, tuple[str, int]]:
@@ -55,12 +57,23 @@ def is_reached(node_id: str) -> bool:
 
 def reached(node_ids: Collection[str]) -> set[str]:
     """Return those of these nodes whose Ray process takes a connection now."""
-    found = set()
-    for node_id, place in places_of(node_ids).items():
-        with suppress(OSError):
-            socket.create_connection(place, _REACH_S).close()
-            found.add(node_id)
-    return found
+    places = places_of(node_ids)
+    if not places:
+        return set()
+    # At once, as each of those that are lost may use up the whole time.
+    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(places))) as pool:
+        answers = pool.map(_takes_connection, places.values())
+        return {
+            node_id for node_id, is_up in zip(places, answers, strict=True) if is_up
+        }
+
+
+def _takes_connection(place: tuple[str, int]) -> bool:
+    try:
+        socket.create_connection(place, _REACH_S).close()
+    except OSError:
+        return False
+    return True
 
 
 @dataclass(slots=True)

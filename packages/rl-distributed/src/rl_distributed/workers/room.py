@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rl_distributed.cluster.watch import raise_if_lost
 from rl_distributed.errors import WorkerDiedError
 from rl_distributed.workers.incidents import IncidentLog
-from rl_distributed.workers.node_watch import is_reached, reached
+from rl_distributed.workers.node_watch import reached
 
 if TYPE_CHECKING:
     from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
@@ -62,26 +62,16 @@ class NodeRoom:
         self._policy = policy
         self._launcher = launcher
         self._log = log
-        # Ray takes its time to give up a node that is lost.
-        self._lost_nodes: set[str] = set()
-
-    def lose(self, node_id: str) -> None:
-        """Note that a node is lost, before Ray knows it."""
-        self._lost_nodes.add(node_id)
 
     def lacking(self, ranks: Sequence[int]) -> list[int]:
         """Return those of these ranks that have no place now, in order."""
         waiting = set(self._launcher.find_seats(ranks))
         seats = self._launcher.seats
-        for rank in set(ranks) - waiting:
-            node_id = seats[rank].slot.node_id
-            if node_id in self._lost_nodes:
-                # A node that only stood still, or whose network was away, is used
-                # again.
-                if is_reached(node_id):
-                    self._lost_nodes.discard(node_id)
-                else:
-                    waiting.add(rank)
+        nodes = {rank: seats[rank].slot.node_id for rank in set(ranks) - waiting}
+        # Ray takes half a minute to give up a lost node: until then, a start there
+        # would wait for it.
+        up = reached(set(nodes.values()))
+        waiting |= {rank for rank, node_id in nodes.items() if node_id not in up}
         return sorted(waiting)
 
     @property

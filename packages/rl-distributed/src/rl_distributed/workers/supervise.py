@@ -37,8 +37,8 @@ from rl_distributed.failures.worker import (
     WorkerState,
 )
 from rl_distributed.security.audit import audited
-from rl_distributed.workers.explain import FailureExplainer
-from rl_distributed.workers.failures import cause_of_death, failure_error, is_vague
+from rl_distributed.workers.explain import FailureExplainer, cause_of_loss
+from rl_distributed.workers.failures import failure_error, is_vague
 from rl_distributed.workers.group_watch import GroupWatch, WatchEvent
 from rl_distributed.workers.incidents import ASK_S, END_S, Incident, IncidentLog
 from rl_distributed.workers.launch import LaunchedWorker, WorkerLauncher
@@ -186,7 +186,6 @@ class GroupSupervisor:
 
     def _lose_node(self, node_id: str, cause: str) -> None:
         """Note a lost node, in the thread of the watch of nodes."""
-        self.room.lose(node_id)
         self._investigate(self._log.record_lost_node, node_id, cause)
 
     def _investigate(self, look: Callable[..., None], *arguments: Any) -> None:
@@ -269,7 +268,7 @@ class GroupSupervisor:
                 # The watch of nodes learns the reason a moment later.
                 rank = worker.seat.rank
                 self._log.wait_for(lambda: self._log.failed.get(rank), _NODE_S)
-            return cause_of_death(error)
+            return cause_of_loss(worker, error)
         return ""
 
     # --- what a wait or a call asks -----------------------------------------------

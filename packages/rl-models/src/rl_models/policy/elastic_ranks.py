@@ -61,11 +61,13 @@ class ElasticRanks:
                 return placed[:num_ranks]
             raise_if_lost(at_once=True)
             found = f"nodes for {len(placed)} of {wanted} ranks"
-            if self.on_node_lost == "fail" or time.monotonic() > end:
+            is_short = self.on_node_lost == "fail"
+            if is_short or time.monotonic() > end:
+                waited = "no wait" if is_short else f"waited {self.deadline_s:g} s"
                 raise WorkerStartError(
                     f"cluster {cluster.name!r} has {found}, and {least} are needed "
-                    f"(on_node_lost={self.on_node_lost}, waited up to "
-                    f"{self.deadline_s:g} s); add nodes, then resume the run"
+                    f"(on_node_lost={self.on_node_lost}, {waited}); add nodes, then "
+                    "resume the run"
                 )
             if not was_told:
                 was_told = True

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import ray
+
 from rl_distributed.checkpoint.memory import FolderInMemory
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ActorEnvironmentError
@@ -101,8 +103,9 @@ class TrainingRanks:
         self, cluster: RayVirtualCluster, config: PolicyConfig
     ) -> list[tuple[int, list[int]]] | None:
         """Return the bundles to use, one for each rank; None: all of the cluster."""
-        # The only node is that of this process, which cannot outlive it.
-        if cluster.node_count() == 1:
+        # This process cannot outlive its own node.
+        own = ray.get_runtime_context().get_node_id()
+        if all(slot.node_id == own for row in cluster.slots() for slot in row):
             return None
         found = self._elastic.bundles(cluster, config)
         if len(found) == cluster.world_size():
