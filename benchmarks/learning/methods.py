@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from benchmarks.learning.experiment import Experiment
 from benchmarks.learning.pairs import dpo, reward_model
 from benchmarks.learning.sampling import distillation, gdpo, on_sorting, ppo
@@ -48,6 +50,12 @@ EXPERIMENTS: dict[str, Experiment] = {
     "dpo": Experiment("DPO", "held-out pairs in the right order", dpo),
     "distillation": Experiment(
         "On-policy distillation", "held-out accuracy", distillation
+    ),
+    "distillation_ahead": Experiment(
+        "Distillation that samples up to 2 steps ahead",
+        "held-out accuracy",
+        partial(distillation, max_staleness=2),
+        algorithm="distillation",
     ),
     **WORLDS,
 }

@@ -79,10 +79,13 @@ def gdpo(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
     return curve_of(result, "val:accuracy")
 
 
-def distillation(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
+def distillation(
+    folder: Path, seed: int, pool: KeptWorkers, max_staleness: int | None = None
+) -> Curve:
     """Distil a model trained on many demonstrations into one trained on few.
 
-    The student practises on prompts that neither has seen.
+    The student practises on prompts that neither has seen, with `max_staleness` ahead
+    of training.
     """
     start = Sorting.start(folder / "start", seed, pool)
     changes = {
@@ -107,6 +110,8 @@ def distillation(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
             "loss_fn": {"kl_type": "reverse", "bucket_outside_topk": True},
         },
     )
+    if max_staleness is not None:
+        settings["distillation"]["asynchronous"] = {"max_staleness": max_staleness}
     result = train("distillation", settings, folder / "run", seed, pool)
     return curve_of(result, "val:accuracy", teacher=taught.metrics["val:accuracy"])
 
