@@ -123,6 +123,7 @@ def generator(options: argparse.Namespace, folder: Path) -> tuple[Any, Any]:
         return made, tokenizer
     build_model(
         ModelBuildConfig(
+            architecture="llama",
             hidden_size=32,
             num_hidden_layers=1,
             max_position_embeddings=2048,

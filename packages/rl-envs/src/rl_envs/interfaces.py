@@ -111,7 +111,9 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     calls_at_once: int = 1
     """Number of concurrent calls, one per thread, that the object supports. A run that
     samples ahead of training (`grpo.asynchronous`) makes up to this many, each for the
-    conversations then waiting; any other run makes one call after another."""
+    conversations then waiting; any other run makes one call after another. With
+    `env.num_workers`, each worker judges as many conversations at a time, so that they
+    wait for slow tools or services together."""
     task_limits: TaskLimits = TaskLimits()
     """Limits of each task, enforced by rollouts; `env.limits` of a run and the column
     `task_limits` of a row override them."""
