@@ -4,8 +4,8 @@ GRPO with 8 prompts x 8 answers per step. A reward takes 0.2 s, and 5 s for one 
 in `--slow-one-in`, by a hash of prompt and answer, on 16 workers that only wait. The
 same run is made synchronously and with each `--staleness`, one after the other on the
 same worker processes. One JSON line per run; `ratio` is its steps per hour over the
-synchronous run's, and `cpu_s_per_step` the CPU seconds of all processes. `--quick` rewards without waiting: then the only gain is the overlap
-of sampling and training.
+synchronous run's, and `cpu_s_per_step` the CPU seconds of all processes. `--quick`
+rewards without waiting: then the only gain is the overlap of sampling and training.
 """
 
 from __future__ import annotations
@@ -123,13 +123,18 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--slow-one-in", type=int, default=32)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--hidden-size", type=int, default=64)
+    parser.add_argument("--layers", type=int, default=2)
     options = parser.parse_args()
     wait_s = 0.0 if options.quick else 0.2
     init_ray(num_cpus=4)
     with tempfile.TemporaryDirectory() as made, rl.KeptWorkers() as pool:
         folder = Path(made)
         build_model(
-            ModelBuildConfig(hidden_size=64, num_hidden_layers=2), folder / "model"
+            ModelBuildConfig(
+                hidden_size=options.hidden_size, num_hidden_layers=options.layers
+            ),
+            folder / "model",
         )
         source = REWARD.format(wait=wait_s, slow=options.slow_one_in)
         (folder / "reward.py").write_text(source)
