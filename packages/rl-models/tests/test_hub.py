@@ -134,7 +134,7 @@ def test_policies_hand_it_to_their_workers(
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     name = NAME if is_on_hub else str(tmp_path)
     cluster: Any = SimpleNamespace(
-        world_size=lambda: 1, node_count=lambda: 1, use_gpus=False
+        world_size=lambda: 1, slots=lambda: [], use_gpus=False
     )
     # The model is not queried for the maximum length of its rows.
     policy = PolicyConfig(model_name=name, max_total_sequence_length=8)
