@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
-import queue
 import threading
 import time
 from dataclasses import replace
@@ -733,116 +732,52 @@ class TestEnvironmentOfSeveralThreads:
         assert for_several_threads(environment) is environment
 
 
-class Held:
-    """A judge whose calls end when the test says so."""
+class Clocked:
+    """A judge whose verdicts take as long as the test sets."""
 
-    def __init__(self):
-        self.sizes, self.num_ended = [], 0
-        self.changed, self.may_end = threading.Condition(), threading.Semaphore(0)
+    def __init__(self, clock):
+        self.clock, self.sizes, self.verdict_s = clock, [], 0.0
 
     def step(self, logs, metadata, seeds):
-        with self.changed:
-            self.sizes.append(len(logs))
-            self.changed.notify_all()
-        assert self.may_end.acquire(timeout=DEADLINE_S)
+        self.sizes.append(len(logs))
+        self.clock.now_s += self.verdict_s * len(logs)
         return self
 
     def row(self, place):
         return place
 
-    def await_calls(self, *sizes):
-        with self.changed:
-            assert self.changed.wait_for(
-                lambda: len(self.sizes) >= len(sizes), DEADLINE_S
-            )
-            assert self.sizes == list(sizes)
 
+def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(scoring.time, "monotonic", lambda: clock.now_s)
+    judge = Clocked(clock)
+    failures = []
+    desk = EnvironmentDesk(judge, 4, lambda *told: None, failures.append)
+    desk.close(DEADLINE_S)
+    conversation = SimpleNamespace(log=[], metadata=None)
+    job = SimpleNamespace(
+        conversation=conversation, is_cancelled=False, begin=lambda: None
+    )
+    answer = SimpleNamespace(job=job, is_cancelled=False)
 
-class TestEnvironmentDesk:
-    @pytest.fixture
-    def clock(self, monkeypatch):
-        clock = SimpleNamespace(now_s=100.0)
-        monkeypatch.setattr(scoring.time, "monotonic", lambda: clock.now_s)
-        return clock
+    def size_of_call(count, verdict_s):
+        judge.verdict_s = verdict_s
+        desk._waiting = [answer] * count
+        size = desk._size_of_call()
+        desk._call(desk._waiting[:size])
+        return size
 
-    @pytest.fixture
-    def desk(self, clock):
-        verdicts, failures, judge = queue.Queue(), [], Held()
-        desk = EnvironmentDesk(
-            judge, 4, lambda *told: verdicts.put(told), failures.append
-        )
-        yield SimpleNamespace(desk=desk, judge=judge, verdicts=verdicts)
-        judge.may_end.release(1000)
-        desk.close(DEADLINE_S)
-        assert not failures
-
-    def ask(self, made, count):
-        conversation = SimpleNamespace(log=[], metadata=None)
-        job = SimpleNamespace(
-            conversation=conversation, is_cancelled=False, begin=lambda: None
-        )
-        answer = SimpleNamespace(job=job, is_cancelled=False)
-        made.desk.ask([answer] * count)
-
-    def end(self, made, num_verdicts):
-        made.judge.may_end.release()
-        for _ in range(num_verdicts):
-            made.verdicts.get(timeout=DEADLINE_S)
-
-    def make_quick(self, made):
-        self.ask(made, 1)
-        made.judge.await_calls(1)
-        self.end(made, 1)
-
-    def test_unknown_verdicts_are_asked_for_one_by_one(self, desk):
-        self.ask(desk, 6)
-        desk.judge.await_calls(1, 1, 1, 1)
-        assert not desk.desk.has_room
-        self.end(desk, 1)
-        # It was quick: all that wait are asked for at once, after the other calls.
-        for _ in range(3):
-            self.end(desk, 1)
-        desk.judge.await_calls(1, 1, 1, 1, 2)
-
-    def test_quick_verdicts_share_a_call(self, desk):
-        self.make_quick(desk)
-        self.ask(desk, 1)
-        desk.judge.await_calls(1, 1)
-        for _ in range(20):
-            self.ask(desk, 1)
-        self.end(desk, 1)
-        desk.judge.await_calls(1, 1, 20)
-        self.end(desk, 20)
-
-    def test_a_call_that_turns_out_slow_holds_up_no_other(self, desk, clock):
-        self.make_quick(desk)
-        self.ask(desk, 1)
-        desk.judge.await_calls(1, 1)
-        self.ask(desk, 3)
-        clock.now_s += 1.0
-        desk.judge.await_calls(1, 1, 3)
-        clock.now_s += 1.0
-        self.end(desk, 0)
-        self.end(desk, 4)
-        # From now on each answer has a call of its own.
-        self.ask(desk, 3)
-        desk.judge.await_calls(1, 1, 3, 1, 1, 1)
-        for _ in range(3):
-            self.end(desk, 1)
-
-    def test_slow_verdicts_are_forgotten_after_many_quick_ones(self, desk, clock):
-        self.ask(desk, 1)
-        desk.judge.await_calls(1)
-        clock.now_s += 5.0
-        self.end(desk, 1)
-        desk.judge.may_end.release(300)
-        for _ in range(300):
-            self.ask(desk, 1)
-            desk.verdicts.get(timeout=DEADLINE_S)
-        desk.judge.sizes.clear()
-        assert not desk.judge.may_end.acquire(blocking=False)
-        self.ask(desk, 2)
-        desk.judge.await_calls(2)
+    # Nothing is known at first; then a share, so that all threads have work.
+    assert size_of_call(64, 0.0001) == 1
+    for _ in range(30):
+        size_of_call(64, 0.0001)
+    assert size_of_call(64, 0.0001) == 16
+    assert size_of_call(5, 0.0001) == 2
+    assert size_of_call(1, 5.0) == 1
+    # A slow one counts for a while.
+    assert size_of_call(64, 0.0001) == 1
+    assert judge.sizes[-1] == 1
+    assert not failures
 
 
 class TestAgents:

@@ -19,21 +19,21 @@ from rl_envs.interfaces import (
 
 __all__ = ["EnvironmentDesk", "OneCallAtATime", "for_several_threads"]
 
-# A call that takes longer has a slow verdict in it.
-_SLOW_S = 0.1
-# Share of the longest duration that is remembered after each further call: a slow
-# verdict of 5 s counts for some 200 calls, because slow ones come in groups.
-_REMEMBERED = 0.98
+# Target duration of a call with quick verdicts, and the least that a verdict counts
+# for.
+_CALL_S = 0.1
+_LEAST_S = 1e-4
+# Weight of the newest call in the moving average of a verdict's duration.
+_NEWEST_SHARE = 0.2
 
 
 class EnvironmentDesk:
     """Threads that call an environment, one for each call that it takes at a time.
 
     A single thread takes all waiting answers, which would have to wait anyway. With
-    several threads a call takes one answer, so that a slow one delays nothing else.
-    While all verdicts are quick, one call at a time takes all waiting answers, because
-    a call then costs more than the verdicts, and the environment shares its rows among
-    its workers; a call that turns out slow holds up no other.
+    several threads a call takes one answer, so that a slow one delays nothing else. If
+    the environment is quick, a call takes several, because the call then costs more
+    than the verdicts.
 
     Args:
         judge: The environment behind checks.
@@ -54,15 +54,13 @@ class EnvironmentDesk:
         self._changed = threading.Condition()
         self._waiting: list[Scoring] = []
         self._ended: list[Any] = []
-        self._began_s: dict[int, float] = {}
-        """Start of each call in flight, by the number of its thread."""
+        self._num_calls = 0
         self._is_closed = False
-        # Verdicts are assumed to be slow until measured.
-        self._longest_s = _SLOW_S
+        # Verdicts are assumed to be slow until measured, so that the first calls take
+        # one answer each.
+        self._verdict_s = _CALL_S
         self._threads = [
-            threading.Thread(
-                target=self._run, args=(n,), name=f"ahead-score-{n}", daemon=True
-            )
+            threading.Thread(target=self._run, name=f"ahead-score-{n}", daemon=True)
             for n in range(max(1, calls_at_once))
         ]
         for thread in self._threads:
@@ -72,7 +70,7 @@ class EnvironmentDesk:
         """Request verdicts for answers."""
         with self._changed:
             self._waiting.extend(scorings)
-            self._changed.notify(1 if self._is_quick else len(scorings))
+            self._changed.notify(len(scorings))
 
     def end(self, metadata: Sequence[Any]) -> None:
         """Close conversations that have ended, in a thread of the desk."""
@@ -86,38 +84,41 @@ class EnvironmentDesk:
     def has_room(self) -> bool:
         """Whether a thread is free, so that not all of them hang."""
         with self._changed:
-            return len(self._began_s) < len(self._threads)
+            return self._num_calls < len(self._threads)
 
     def close(self, deadline_s: float) -> None:
         """Begin no further call, and wait for those in flight."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not self._began_s, deadline_s)
+            self._changed.wait_for(lambda: not self._num_calls, deadline_s)
             ended, self._ended = self._ended, []
         # No thread of the desk gets to them any more.
         if ended:
             self._judge.close(ended)
 
-    def _run(self, thread: int) -> None:
+    def _run(self) -> None:
         try:
-            while (taken := self._next(thread)) is not None:
+            while (taken := self._next()) is not None:
                 try:
                     self._call(taken)
                 finally:
-                    self._note_end(thread)
+                    with self._changed:
+                        self._num_calls -= 1
+                        # Nobody but `close` waits for this; to wake all threads would
+                        # cost more than the call.
+                        if self._is_closed:
+                            self._changed.notify_all()
         except BaseException as error:
             self._on_failure(error)
 
-    def _next(self, thread: int) -> list[Scoring] | None:
+    def _next(self) -> list[Scoring] | None:
         """Wait for answers; return None once the desk is closed."""
         with self._changed:
-            # `ask`, `end`, `close` and the end of a call notify. The deadline of the
-            # wait is the schedule's.
-            while not (self._is_closed or self._ended or self._may_call):
-                self._changed.wait(
-                    (self._until_slow_s or 0.0) if self._waiting else None
-                )
+            # `ask` and `close` notify. The deadline of the wait is the schedule's.
+            self._changed.wait_for(
+                lambda: self._is_closed or bool(self._waiting or self._ended)
+            )
             if self._is_closed:
                 return None
             self._waiting = [
@@ -125,38 +126,24 @@ class EnvironmentDesk:
                 for scoring in self._waiting
                 if not (scoring.is_cancelled or scoring.job.is_cancelled)
             ]
-            takes_all = self._is_quick or len(self._threads) == 1
-            size = len(self._waiting) if takes_all else 1
-            if not self._may_call:
-                size = 0  # conversations are closed meanwhile
+            size = self._size_of_call()
             taken, self._waiting = self._waiting[:size], self._waiting[size:]
-            self._began_s[thread] = time.monotonic()
+            self._num_calls += 1
             return taken
 
-    @property
-    def _is_quick(self) -> bool:
-        return self._longest_s < _SLOW_S
+    def _size_of_call(self) -> int:
+        count, threads = len(self._waiting), len(self._threads)
+        if threads == 1:
+            return count
+        quick = int(_CALL_S / max(self._verdict_s, _LEAST_S))
+        # Leave a fair share of the waiting answers to the other threads.
+        return max(1, min(quick, -(-count // threads)))
 
-    @property
-    def _may_call(self) -> bool:
-        return bool(self._waiting) and not (self._is_quick and self._until_slow_s)
-
-    @property
-    def _until_slow_s(self) -> float | None:
-        """Seconds until all calls in flight count as slow; None if all do."""
-        newest_s = max(self._began_s.values(), default=0.0)
-        left_s = newest_s + _SLOW_S - time.monotonic()
-        return left_s if left_s > 0.0 else None
-
-    def _note_end(self, thread: int) -> None:
+    def _note_duration(self, verdict_s: float) -> None:
         with self._changed:
-            took_s = time.monotonic() - self._began_s.pop(thread)
-            self._longest_s = max(_REMEMBERED * self._longest_s, took_s)
-            if self._is_closed:
-                self._changed.notify_all()
-            elif not self._is_quick:
-                # While verdicts are quick, this thread takes all that waits.
-                self._changed.notify(len(self._waiting))
+            # A moving average: one slow verdict makes calls take single answers for
+            # some time, because slow ones tend to come in groups.
+            self._verdict_s += _NEWEST_SHARE * (verdict_s - self._verdict_s)
 
     def _call(self, taken: Sequence[Scoring]) -> None:
         with self._changed:
@@ -165,12 +152,14 @@ class EnvironmentDesk:
             self._judge.close(ended)
         if not taken:
             return
+        began_s = time.monotonic()
         conversations = [scoring.job.conversation for scoring in taken]
         verdict = self._judge.step(
             [conversation.log for conversation in conversations],
             [conversation.metadata for conversation in conversations],
             [scoring.job.begin() for scoring in taken],
         )
+        self._note_duration((time.monotonic() - began_s) / len(taken))
         for place, scoring in enumerate(taken):
             self._on_verdict(scoring, verdict.row(place))
 
