@@ -103,22 +103,16 @@ class Starter:
             kept: Workers to load it into.
             snapshot: Start kept workers from it in place of the checkpoint.
         """
-        if kept is not None and snapshot is not None:
-            kept.reload(
-                self._config.policy, init_reference_model=reference, snapshot=snapshot
-            )
-            return kept
-        weights, optimizer = resume_paths(checkpoint)
-        settings: dict[str, Any] = {
+        config = self._config.policy
+        settings = {
             "init_reference_model": reference,
-            "weights_path": weights,
-            "optimizer_path": optimizer,
+            **_source(checkpoint, "policy", snapshot),
         }
         if kept is not None:
-            kept.reload(self._config.policy, **settings)
+            kept.reload(config, **settings)
             return kept
         policy = rl_models.TrainingPolicy(
-            cluster, self._config.policy, elastic=self._elastic, **settings
+            cluster, config, elastic=self._elastic, **settings
         )
         self.close_later("policy", policy.shutdown)
         return policy
@@ -136,20 +130,12 @@ class Starter:
         See `policy` for the arguments.
         """
         config = section_of(self._config, name)
-        if kept is not None and snapshot is not None:
-            kept.reload(config, snapshot=snapshot)
-            return kept
-        weights, optimizer = resume_paths(checkpoint, name)
+        settings = _source(checkpoint, name, snapshot)
         if kept is not None:
-            kept.reload(config, weights_path=weights, optimizer_path=optimizer)
+            kept.reload(config, **settings)
             return kept
         policy = rl_models.TrainingPolicy(
-            cluster,
-            config,
-            weights_path=weights,
-            optimizer_path=optimizer,
-            name_prefix=name,
-            elastic=self._elastic,
+            cluster, config, name_prefix=name, elastic=self._elastic, **settings
         )
         self.close_later(name, policy.shutdown)
         return policy
@@ -228,6 +214,16 @@ def resume_paths(
         )
         return checkpoint / name / "weights", None
     return checkpoint / name / "weights", optimizer
+
+
+def _source(
+    checkpoint: Path | None, name: str, snapshot: FolderInMemory | None
+) -> dict[str, Any]:
+    """Return the arguments of a policy that say what it starts from."""
+    if snapshot is not None:
+        return {"snapshot": snapshot}
+    weights, optimizer = resume_paths(checkpoint, name)
+    return {"weights_path": weights, "optimizer_path": optimizer}
 
 
 def is_environment(chosen: object) -> TypeGuard[EnvironmentInterface[Any]]:

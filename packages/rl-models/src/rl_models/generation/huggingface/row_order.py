@@ -67,7 +67,7 @@ def plan_segments(starts_B: IntArray, row_elements: int) -> list[Segment]:
 
 
 def group_ends(num_rows: int) -> list[int]:
-    """Return the places where groups end in a batch of so many rows, but the last."""
+    """Return where each group but the last ends, in a batch of `num_rows` rows."""
     return [int(num_rows * share) for share in _GROUP_ENDS]
 
 
