@@ -1,7 +1,7 @@
 """`python -m benchmarks.asynchronous`: steps per hour, asynchronous and synchronous.
 
 GRPO with 8 prompts x 8 answers per step. A reward takes 0.2 s, and 5 s for one answer
-in `--slow-one-in`, by a hash of prompt and answer, on 16 workers that only wait. The
+in `--slow-one-in`, by a hash of prompt and answer, on `--workers` that only wait. The
 same run is made synchronously and with each `--staleness`, one after the other on the
 same worker processes. One JSON line per run; `ratio` is its steps per hour over the
 synchronous run's, and `cpu_s_per_step` the CPU seconds of all processes. `--quick`
@@ -27,7 +27,6 @@ from rl_models import ModelBuildConfig, build_model
 
 WARMUP_STEPS = 2
 TARGET = 1.8
-NUM_WORKERS = 16
 REWARD = """
 import hashlib
 import time
@@ -95,7 +94,7 @@ def run(
         **{
             "env.name": "reward",
             "env.settings": {"file": str(folder / "reward.py")},
-            "env.num_workers": NUM_WORKERS,
+            "env.num_workers": options.workers,
             "loss_fn.use_importance_sampling_correction": True,
             "grpo.asynchronous": asynchronous,
             "checkpointing.enabled": False,
@@ -123,10 +122,16 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--slow-one-in", type=int, default=32)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        help="processes of the environment; default 16, and 1 for --quick",
+    )
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     options = parser.parse_args()
     wait_s = 0.0 if options.quick else 0.2
+    options.workers = options.workers or (1 if options.quick else 16)
     init_ray(num_cpus=4)
     with tempfile.TemporaryDirectory() as made, rl.KeptWorkers() as pool:
         folder = Path(made)

@@ -752,7 +752,7 @@ def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
     monkeypatch.setattr(scoring.time, "monotonic", lambda: clock.now_s)
     judge = Clocked(clock)
     failures = []
-    desk = EnvironmentDesk(judge, 4, lambda *told: None, failures.append)
+    desk = EnvironmentDesk(judge, 4, lambda judged: None, failures.append)
     desk.close(DEADLINE_S)
     conversation = SimpleNamespace(log=[], metadata=None)
     job = SimpleNamespace(

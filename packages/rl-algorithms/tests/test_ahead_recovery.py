@@ -224,7 +224,7 @@ class TestWeightsOfALostTrainer:
     def test_replicas_that_lose_their_weights_while_they_sample(
         self, tokenizer, tmp_path
     ):
-        begun, lost = threading.Event(), threading.Event()
+        begun, loading, lost = (threading.Event() for _ in range(3))
         text = ahead.scripted.texts_of(tokenizer, lambda call, row: "ab$")
 
         def sample(call, row, seed):
@@ -246,6 +246,7 @@ class TestWeightsOfALostTrainer:
 
             def broken(published):
                 if published == [2] and not lost.is_set():
+                    loading.set()
                     assert lost.wait(DEADLINE_S)
                     raise WeightSyncError("rank 0 is gone")
                 load(published)
@@ -256,6 +257,7 @@ class TestWeightsOfALostTrainer:
             run.sampler.next_step()
             assert begun.wait(DEADLINE_S)
             run.sampler.end_step(2)
+            assert loading.wait(DEADLINE_S)
             assert run.sampler.lose_trainer("rank 0 is gone")
             lost.set()
             run.number = 1

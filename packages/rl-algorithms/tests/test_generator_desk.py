@@ -68,7 +68,7 @@ class Desk:
             self,
             1,
             in_flight=in_flight,
-            on_answer=lambda row, error: row.has_come.set(),
+            on_answers=lambda rows, error: [row.has_come.set() for row in rows],
             on_loaded=lambda version: self.loaded.set(),
             on_failure=self._fail,
         )
@@ -178,7 +178,7 @@ def test_rows_of_many_replicas_take_a_bounded_number_of_threads():
         0,
         None,
         1,
-        on_answer=lambda row, error: row.has_come.set(),
+        on_answers=lambda rows, error: [row.has_come.set() for row in rows],
         on_loaded=lambda version: None,
         on_failure=pytest.fail,
     )

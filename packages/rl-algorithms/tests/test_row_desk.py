@@ -70,10 +70,11 @@ class Desk:
         self.verdicts, self.failures = {}, []
         self.desk = RowDesk(Judge(workers), workers, self.take, self.fail)
 
-    def take(self, scoring, verdict):
+    def take(self, judged):
         with self.changed:
-            assert scoring.job.name not in self.verdicts
-            self.verdicts[scoring.job.name] = verdict
+            for scoring, verdict in judged:
+                assert scoring.job.name not in self.verdicts
+                self.verdicts[scoring.job.name] = verdict
             self.changed.notify_all()
 
     def fail(self, error):

@@ -239,12 +239,16 @@ def has_own(environment: EnvironmentInterface[Any], method: str) -> bool:
     """Return whether an environment has its own `reset` or `close` of conversations.
 
     One that takes other arguments, such as a `close()` that releases a file, is the
-    class's own affair and is not called.
+    class's own affair and is not called. An environment that stands for another one
+    answers for it by a method `has_own(method)`.
 
     Args:
         environment: The environment.
         method: `reset` or `close`.
     """
+    asked = getattr(environment, "has_own", None)
+    if asked is not None:
+        return bool(asked(method))
     base = getattr(EnvironmentInterface, method)
     own = getattr(type(environment), method, base)
     if own is base:

@@ -121,6 +121,11 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         """Number of concurrent calls: one per worker, as each uses the idle ones."""
         return len(self._workers)
 
+    def has_own(self, method: str) -> bool:
+        """Return whether the workers' environment has its own `reset` or `close`."""
+        abilities = self._abilities
+        return abilities.resets if method == "reset" else abilities.closes
+
     # Calls ----------------------------------------------------------------------
 
     def step(

@@ -349,7 +349,8 @@ class Conversations:
         # A copy: the rows may continue, and "truncated" would then be wrong for them.
         outcome = self._outcome.clone()
         limited = self._truncated | turn_limit_reached
-        limited[list(self._limited_by)] = True
+        if self._limited_by:
+            limited[list(self._limited_by)] = True
         outcome[(outcome == Outcome.OK) & limited] = int(Outcome.TRUNCATED)
         return Trajectories(
             input_ids=tokens.input_ids,
@@ -388,8 +389,10 @@ class Conversations:
     def _endings(self, turn_limit_reached: Tensor) -> list[ConversationOutcome]:
         """Return [N] what ended the rows; failures are added to the result."""
         found = [ConversationOutcome.FINISHED] * self.num_rows
-        for row in self._truncated.nonzero().flatten().tolist():
-            found[row] = ConversationOutcome.OUT_OF_TOKENS
+        # Lists instead of indices: most calls are for a single row, and take less time.
+        for row, is_cut in enumerate(self._truncated.tolist()):
+            if is_cut:
+                found[row] = ConversationOutcome.OUT_OF_TOKENS
         # The environment's word comes before a cut: an answer may be right, or known
         # to be wrong, however it ended.
         said = [
@@ -399,8 +402,9 @@ class Conversations:
         ]
         for row in said:
             found[row] = conversation_outcome_of(self._metadata[row]) or found[row]
-        for row in turn_limit_reached.nonzero().flatten().tolist():
-            found[row] = ConversationOutcome.OUT_OF_TURNS
+        for row, is_reached in enumerate(turn_limit_reached.tolist()):
+            if is_reached:
+                found[row] = ConversationOutcome.OUT_OF_TURNS
         for row, limit in self._limited_by.items():
             found[row] = limit
         return found

@@ -124,7 +124,7 @@ class GeneratorDesk:
         weights: The versions that it may have to load.
         version: Version that the generator serves now.
         in_flight: Whether weights are loaded while calls are in flight.
-        on_answer: Called with each row that has arrived, or with the error.
+        on_answers: Called with rows that have arrived together, or with their error.
         on_loaded: Called with each version that the generator has loaded.
         on_failure: Called with an exception that ended a thread or a load, or that
             kept replicas from getting their weights again.
@@ -138,7 +138,7 @@ class GeneratorDesk:
         version: int,
         *,
         in_flight: bool = False,
-        on_answer: Callable[[Any, Exception | None], None],
+        on_answers: Callable[[Sequence[Any], Exception | None], None],
         on_loaded: Callable[[int], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -150,7 +150,7 @@ class GeneratorDesk:
         """First version of each of the generator's numbers, of those still served."""
         self._in_calls: list[_Served] = []
         """What the generator had when each call in flight began."""
-        self._on_answer, self._on_loaded = on_answer, on_loaded
+        self._on_answers, self._on_loaded = on_answers, on_loaded
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._waiting: list[SampledRow] = []
@@ -325,13 +325,12 @@ class GeneratorDesk:
             for job in jobs:
                 job.note_version(served.version)
                 job.fail(error)
-                self._on_answer(job, error)
+            self._on_answers(jobs, error)
             return
         self._note_versions(jobs, output, served)
         for place, job in enumerate(jobs):
             job.answer(output.slice(place, place + 1))
-        for job in jobs:
-            self._on_answer(job, None)
+        self._on_answers(jobs, None)
 
     def _wait_for_weights(
         self, jobs: Sequence[SampledRow], error: WeightSyncError, served: _Served

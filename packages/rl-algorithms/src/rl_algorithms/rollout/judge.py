@@ -125,7 +125,8 @@ class Judge:
     ) -> None:
         self._environment, self._isolate = environment, isolate
         self._resets = has_own(environment, "reset")
-        self._closes = has_own(environment, "close")
+        self.closes = has_own(environment, "close")
+        """Whether `close` does anything."""
         self.last_failure = ""
         """Description of the latest failure, to append to a sentence."""
 
@@ -157,7 +158,7 @@ class Judge:
 
         A failure is logged, as it changes neither rewards nor answers.
         """
-        if not metadata or not self._closes:
+        if not metadata or not self.closes:
             return
         try:
             self._environment.close(metadata)

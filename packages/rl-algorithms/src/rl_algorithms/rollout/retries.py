@@ -42,10 +42,9 @@ class ConfiguredRetry:
 
     def __init__(self, config: RetryConfig | None = None) -> None:
         self.config = config if config is not None else RetryConfig()
-        self._outcomes = torch.tensor(
-            [int(Outcome[name.upper()]) for name in self.config.outcomes],
-            dtype=torch.int8,
-        )
+        outcomes = [int(Outcome[name.upper()]) for name in self.config.outcomes]
+        self._outcomes = frozenset(outcomes)
+        self._outcome_column = torch.tensor(outcomes, dtype=torch.int8)
 
     def rows_to_resample(
         self, outcome: Tensor, group_index: Tensor, attempt: int, elapsed_s: float
@@ -53,9 +52,11 @@ class ConfiguredRetry:
         """See `RetryPolicy`."""
         config = self.config
         late = config.deadline_s is not None and elapsed_s >= config.deadline_s
-        if attempt >= config.max_attempts or late:
+        is_over = attempt >= config.max_attempts or late
+        # The usual case, and quick for a single row.
+        if is_over or self._outcomes.isdisjoint(outcome.tolist()):
             return torch.zeros(0, dtype=torch.int64)
-        again = torch.isin(outcome, self._outcomes)
+        again = torch.isin(outcome, self._outcome_column)
         if config.resample == "group":
             again = torch.isin(group_index, group_index[again])
         return again.nonzero().flatten()

@@ -6,7 +6,7 @@ Shapes: N rows, S tokens wide.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -124,16 +124,22 @@ class Trajectories:
         return parts[0]._like(_join([part._columns() for part in parts], pads))
 
     def narrowed(self) -> Trajectories:
-        """Return a copy of the rows, no wider than the longest."""
-        columns = self._columns()
+        """Return the rows, no wider than the longest, without parts of larger tensors.
+
+        Views would keep the whole batch of a generator alive.
+        """
         width = int(self.input_lengths.max())
-        for name, value in list(columns.items()):
-            if isinstance(value, Tensor):
-                # A clone, because a view would keep the whole batch of the generator
-                # alive.
-                value = value[:, :width] if value.dim() == 2 else value
-                columns[name] = value.clone()
-        return self._like(columns)
+        logprobs = self.generation_logprobs
+        if logprobs is not None:
+            logprobs = logprobs[:, :width].clone()
+        return replace(
+            self,
+            input_ids=self.input_ids[:, :width].clone(),
+            input_lengths=self.input_lengths.clone(),
+            token_mask=self.token_mask[:, :width].clone(),
+            generation_logprobs=logprobs,
+            token_versions=self.token_versions[:, :width].clone(),
+        )
 
     def mark_stale(self, current_version: int, max_staleness: int) -> None:
         """See `versions.mark_stale`."""

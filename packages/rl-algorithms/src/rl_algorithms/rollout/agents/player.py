@@ -133,7 +133,7 @@ class AgentPlayer:
             # Weights are sent between rollouts, when no desk exists.
             _NoWeights(),
             0,
-            on_answer=lambda row, error: self._on_progress(),
+            on_answers=lambda rows, error: self._on_progress(),
             on_loaded=lambda version: None,
             on_failure=self._note_failure,
         )

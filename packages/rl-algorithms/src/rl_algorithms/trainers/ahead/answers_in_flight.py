@@ -1,12 +1,12 @@
 """`AnswersInFlight`: carries out the schedule's actions on answers.
 
 ```
-Sample ─> sample ─> generator desk ─> take_answer ─┬─> Answered
-                        ▲                          │ another turn
-                        └─── take_verdict <─ environment desk
-Score ──> score ──────────────────────────> environment desk ─> Scored
+Sample ─> sample ─> generator desk ─> take_answers ─┬─> Answered
+                        ▲                           │ another turn
+                        └─── take_verdicts <─ environment desk
+Score ──> score ───────────────────────────> environment desk ─> Scored
 ```
-Everything runs in the controller's thread, except `take_answer` and `take_verdict`,
+Everything runs in the controller's thread, except `take_answers` and `take_verdicts`,
 which run in the threads of the desks, and `of_step` and `num_retried`, which the
 trainer calls for groups that are handed to it.
 """
@@ -14,8 +14,9 @@ trainer calls for groups that are handed to it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rl_algorithms.asynchronous import actions as act, events as ev
@@ -89,9 +90,9 @@ class AnswersInFlight:
         self._new_scorings: list[Scoring] = []
         judge = rollouts.judge
         self._environment = (
-            EnvironmentDesk(judge, calls_at_once, self.take_verdict, on_failure)
+            EnvironmentDesk(judge, calls_at_once, self.take_verdicts, on_failure)
             if judge.row_host is None
-            else RowDesk(judge, judge.row_host, self.take_verdict, on_failure)
+            else RowDesk(judge, judge.row_host, self.take_verdicts, on_failure)
         )
         self._agents = (
             None
@@ -104,7 +105,7 @@ class AnswersInFlight:
             weights,
             shape.first_step,
             in_flight=shape.updates_in_flight,
-            on_answer=self.take_answer,
+            on_answers=self.take_answers,
             on_loaded=on_loaded,
             on_failure=on_failure,
         )
@@ -196,11 +197,13 @@ class AnswersInFlight:
     def send(self) -> None:
         """Pass everything prepared to the desks.
 
-        One hand-over for all actions of an event lets the generator decode them as a
-        batch; one by one, the first answer would be sampled alone.
+        One hand-over for all actions lets the generator decode them as a batch; one by
+        one, the first answer would be sampled alone. What was cancelled meanwhile is
+        left out.
         """
-        jobs, self._new_jobs = self._new_jobs, []
-        scorings, self._new_scorings = self._new_scorings, []
+        jobs = [job for job in self._new_jobs if not job.is_cancelled]
+        scorings = [each for each in self._new_scorings if not each.is_cancelled]
+        self._new_jobs, self._new_scorings = [], []
         if jobs and self._agents is None:
             self._generator.ask(jobs)
         elif self._agents is not None:
@@ -298,7 +301,7 @@ class AnswersInFlight:
                 reason=str(error),
             )
         else:
-            self._report_answer(job)
+            self._report_answers([job])
 
     def _ask_again(self, job: Job) -> None:
         """Retry an answer that was not begun; this is no attempt."""
@@ -319,41 +322,52 @@ class AnswersInFlight:
     def _end_agent(self, job: Job, error: Exception | None) -> None:
         """Report a task whose agent has ended, or retry one that was lost."""
         if error is None:
-            self._report_answer(job)
+            self._report_answers([job])
         else:
             self._controller.do(lambda: self._lose(job, error))
 
-    def take_answer(self, job: Any, error: Exception | None) -> None:
-        """Continue, report or retry a conversation after a turn of the generator."""
+    def take_answers(self, rows: Sequence[Any], error: Exception | None) -> None:
+        """Continue, report or retry conversations after a turn of the generator."""
         self._rollouts.note_progress()
-        if not isinstance(job, Job):
-            return  # an answer that an agent waits for at its address
+        # Others are answers that an agent waits for at its address.
+        jobs = [row for row in rows if isinstance(row, Job)]
         if error is not None:
             # Attempts are counted in the controller's thread alone, without a lock.
-            self._controller.do(lambda: self._lose(job, error))
-        elif job.conversation.goes_on:
-            # A verdict between turns bypasses the schedule, which knows whole answers.
-            self._environment.ask([Scoring(job, None)])
-        else:
-            self._report_answer(job)
-
-    def take_verdict(self, scoring: Scoring, verdict: Verdict) -> None:
-        """Continue or report a conversation after a verdict of the environment."""
-        self._rollouts.note_progress()
-        if scoring.task is not None:
-            self._controller.do(lambda: self._judge(scoring, verdict))
+            for job in jobs:
+                self._controller.do(partial(self._lose, job, error))
             return
-        job = scoring.job
-        job.judge(verdict)
-        if job.is_cancelled:
-            # It was closed while the call was in flight, whose metadata is newer.
-            self._environment.end(verdict.metadata)
-        elif not job.conversation.goes_on:
-            self._environment.end(job.take_ended())
-        if job.conversation.goes_on:
-            self._generator.ask([job])
-        else:
-            self._report_answer(job)
+        going_on, ended = _parted(jobs)
+        if going_on:
+            # A verdict between turns bypasses the schedule, which knows whole answers.
+            self._environment.ask([Scoring(job, None) for job in going_on])
+        self._report_answers(ended)
+
+    def take_verdicts(self, judged: Sequence[tuple[Scoring, Verdict]]) -> None:
+        """Continue or report conversations after verdicts of the environment."""
+        self._rollouts.note_progress()
+        whole = [each for each in judged if each[0].task is not None]
+        if whole:
+            self._controller.do(partial(self._judge_all, whole))
+        jobs = []
+        for scoring, verdict in judged:
+            if scoring.task is not None:
+                continue
+            job = scoring.job
+            jobs.append(job)
+            job.judge(verdict)
+            if job.is_cancelled:
+                # It was closed while the call was in flight, whose metadata is newer.
+                self._environment.end(verdict.metadata)
+            elif not job.conversation.goes_on:
+                self._environment.end(job.take_ended())
+        going_on, ended = _parted(jobs)
+        if going_on:
+            self._generator.ask(going_on)
+        self._report_answers(ended)
+
+    def _judge_all(self, judged: Sequence[tuple[Scoring, Verdict]]) -> None:
+        for scoring, verdict in judged:
+            self._judge(scoring, verdict)
 
     def _judge(self, scoring: Scoring, verdict: Verdict) -> None:
         if scoring.is_cancelled:
@@ -363,14 +377,26 @@ class AnswersInFlight:
         self._environment.end(scoring.job.take_ended())
         self._settle(scoring)
 
-    def _report_answer(self, job: Job) -> None:
-        asked = job.asked
-        self._controller.tell(
+    def _report_answers(self, jobs: Sequence[Job]) -> None:
+        if not jobs:
+            return
+        self._controller.tell_all(
             ev.Answered,
-            worker=GENERATOR,
-            incarnation=asked.incarnation,
-            task=asked.task,
-            oldest_version=job.oldest_version,
-            newest_version=job.newest_version,
-            num_tokens=job.conversation.num_tokens,
+            [
+                {
+                    "worker": GENERATOR,
+                    "incarnation": job.asked.incarnation,
+                    "task": job.asked.task,
+                    "oldest_version": job.oldest_version,
+                    "newest_version": job.newest_version,
+                    "num_tokens": job.conversation.num_tokens,
+                }
+                for job in jobs
+            ],
         )
+
+
+def _parted(jobs: Sequence[Job]) -> tuple[list[Job], list[Job]]:
+    """Return conversations that go on, and those that do not."""
+    going_on = [job for job in jobs if job.conversation.goes_on]
+    return going_on, [job for job in jobs if not job.conversation.goes_on]

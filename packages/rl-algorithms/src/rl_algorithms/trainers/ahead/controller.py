@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +22,8 @@ __all__ = ["Controller"]
 
 T = TypeVar("T")
 _ANSWER_S = 60.0
+# Events after which `send` is called although more of them wait.
+_MOST_UNSENT = 64
 
 
 class Controller:
@@ -29,7 +31,9 @@ class Controller:
 
     Args:
         schedule: The schedule.
-        carry_out: Starts the schedule's actions without waiting for them; called in the
+        carry_out: Starts or prepares the schedule's actions without waiting for them;
+            called in the controller's thread.
+        send: Starts what `carry_out` has prepared, once no event waits; called in the
             controller's thread.
         on_failure: Called with an exception that ended the thread.
         alive: Returns the workers known not to hang; called when a deadline has passed,
@@ -41,11 +45,13 @@ class Controller:
         self,
         schedule: Schedule,
         carry_out: Callable[[Sequence[Action]], None],
+        send: Callable[[], None],
         on_failure: Callable[[BaseException], None],
         alive: Callable[[], Iterable[Worker]] = tuple,
         log: Path | None = None,
     ) -> None:
-        self._schedule, self._carry_out = schedule, carry_out
+        self._schedule, self._carry_out, self._send = schedule, carry_out, send
+        self._num_unsent = 0
         self._on_failure, self._alive = on_failure, alive
         # One queue for all, because the schedule is not thread-safe: one thread works
         # on it and needs no lock.
@@ -82,6 +88,22 @@ class Controller:
         # threads could reach the schedule with times that run backwards.
         self.do(lambda: self._pass_on(kind(time.monotonic(), **values)))
 
+    def tell_all(
+        self, kind: Callable[..., Event], each: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Report events of one kind together, which wakes the thread once.
+
+        Args:
+            kind: Class of the events.
+            each: Fields of each event, as for `tell`.
+        """
+
+        def pass_on() -> None:
+            for values in each:
+                self._pass_on(kind(time.monotonic(), **values))
+
+        self.do(pass_on)
+
     def do(self, work: Callable[[], None]) -> None:
         """Run something in the controller's thread, in order with the events."""
         self._queue.put(work)
@@ -115,7 +137,13 @@ class Controller:
     def _run(self) -> None:
         try:
             while True:
-                if self._queue.empty():
+                is_idle = self._queue.empty()
+                if is_idle or self._num_unsent >= _MOST_UNSENT:
+                    # Answers that arrive together are scored in few calls, and asked
+                    # for as one batch. The limit is for a queue that is never empty.
+                    self._num_unsent = 0
+                    self._send()
+                if is_idle:
                     # Write while idle, many events at once: opening the file takes as
                     # long as processing an event.
                     self._write()
@@ -147,6 +175,7 @@ class Controller:
         else:
             actions = self._log.record(self._schedule, event)
         self._carry_out(actions)
+        self._num_unsent += 1
 
     def _write(self) -> None:
         if self._log is None or self._log_path is None:

@@ -49,7 +49,7 @@ class RowDesk(EnvironmentDesk):
     Args:
         judge: The environment behind checks.
         host: The same environment.
-        on_verdict: Called with each verdict, in the thread that received it.
+        on_verdicts: Called with verdicts, in the thread that received them.
         on_failure: Called with an exception that ended a thread.
     """
 
@@ -57,11 +57,11 @@ class RowDesk(EnvironmentDesk):
         self,
         judge: Judge,
         host: RowHost,
-        on_verdict: Callable[[Scoring, Verdict], None],
+        on_verdicts: Callable[[Sequence[tuple[Scoring, Verdict]]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         # Its only thread closes conversations.
-        super().__init__(judge, 1, on_verdict, on_failure)
+        super().__init__(judge, 1, on_verdicts, on_failure)
         self._host = host
         self._numbers = itertools.count()
         self._crew = WorkerCrew(
@@ -113,7 +113,7 @@ class RowDesk(EnvironmentDesk):
             return
         if isinstance(found, Exception):
             found = self._judge.failed([job.metadata], found)
-        self._on_verdict(scoring, found)
+        self._on_verdicts([(scoring, found)])
 
     def _poll(
         self, begin: list[RowJob], cancel: list[int], wait_s: float, worker: int

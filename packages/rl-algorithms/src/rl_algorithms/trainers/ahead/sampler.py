@@ -106,6 +106,7 @@ class AheadSampler:
         self._controller = Controller(
             schedule,
             self._carry_out,
+            lambda: self._answers.send(),
             self._fail,
             # An environment with a free thread does not hang, however slow one answer
             # is. Without this the schedule would give it up for its silence.
@@ -336,7 +337,6 @@ class AheadSampler:
                 self._answers.score(action)
             else:
                 self._do(action)
-        self._answers.send()
 
     def _do(self, action: act.Action) -> None:
         match action:

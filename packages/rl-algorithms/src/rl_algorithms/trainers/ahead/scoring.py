@@ -38,7 +38,8 @@ class EnvironmentDesk:
     Args:
         judge: The environment behind checks.
         calls_at_once: Number of threads.
-        on_verdict: Called with each verdict, in the thread that received it.
+        on_verdicts: Called with the verdicts of a call, in the thread that received
+            them.
         on_failure: Called with an exception that ended a thread.
     """
 
@@ -46,10 +47,10 @@ class EnvironmentDesk:
         self,
         judge: Judge,
         calls_at_once: int,
-        on_verdict: Callable[[Scoring, Verdict], None],
+        on_verdicts: Callable[[Sequence[tuple[Scoring, Verdict]]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._judge, self._on_verdict = judge, on_verdict
+        self._judge, self._on_verdicts = judge, on_verdicts
         self._on_failure = on_failure
         self._changed = threading.Condition()
         self._waiting: list[Scoring] = []
@@ -74,8 +75,8 @@ class EnvironmentDesk:
 
     def end(self, metadata: Sequence[Any]) -> None:
         """Close conversations that have ended, in a thread of the desk."""
-        if not metadata:
-            return
+        if not metadata or not self._judge.closes:
+            return  # not to wake a thread for nothing
         with self._changed:
             self._ended.extend(metadata)
             self._changed.notify()
@@ -160,8 +161,9 @@ class EnvironmentDesk:
             [scoring.job.begin() for scoring in taken],
         )
         self._note_duration((time.monotonic() - began_s) / len(taken))
-        for place, scoring in enumerate(taken):
-            self._on_verdict(scoring, verdict.row(place))
+        self._on_verdicts(
+            [(scoring, verdict.row(place)) for place, scoring in enumerate(taken)]
+        )
 
 
 class OneCallAtATime(EnvironmentInterface[Any]):
@@ -176,6 +178,10 @@ class OneCallAtATime(EnvironmentInterface[Any]):
         self.task_limits = environment.task_limits
         self._lock = threading.Lock()
 
+    def has_own(self, method: str) -> bool:
+        """Return whether the wrapped environment has its own `reset` or `close`."""
+        return has_own(self._environment, method)
+
     def step(
         self,
         message_log_batch: Sequence[Sequence[Mapping[str, Any]]],
@@ -187,14 +193,14 @@ class OneCallAtATime(EnvironmentInterface[Any]):
 
     def reset(self, metadata: Sequence[Any], seeds: Sequence[int]) -> Sequence[Any]:
         """See `EnvironmentInterface`."""
-        if not has_own(self._environment, "reset"):
+        if not self.has_own("reset"):
             return metadata
         with self._lock:
             return self._environment.reset(metadata, seeds)
 
     def close(self, metadata: Sequence[Any]) -> None:
         """See `EnvironmentInterface`."""
-        if has_own(self._environment, "close"):
+        if self.has_own("close"):
             with self._lock:
                 self._environment.close(metadata)
 
