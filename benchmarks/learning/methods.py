@@ -18,6 +18,19 @@ EXPERIMENTS: dict[str, Experiment] = {
         grpo={"drop_zero_variance_groups": True},
         loss_fn={"reference_policy_kl_penalty": 0.0},
     ),
+    "grpo_ahead": on_sorting(
+        "grpo",
+        "GRPO that samples up to 2 steps ahead",
+        named_otherwise=True,
+        grpo={
+            "drop_zero_variance_groups": True,
+            "asynchronous": {"max_staleness": 2},
+        },
+        loss_fn={
+            "reference_policy_kl_penalty": 0.0,
+            "use_importance_sampling_correction": True,
+        },
+    ),
     # The answer and its end take seven of the eight tokens, and none is too many.
     "dapo": on_sorting(
         "dapo",

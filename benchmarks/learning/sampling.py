@@ -29,9 +29,19 @@ def on_sorting(
     *,
     num_generations: int = 4,
     num_updates: int = 1,
+    named_otherwise: bool = False,
     **changes: Any,
 ) -> Experiment:
-    """Return the sorting experiment of a member of the GRPO family."""
+    """Return the sorting experiment of a member of the GRPO family.
+
+    Args:
+        algorithm: Algorithm or preset.
+        title: Title of the plot.
+        num_generations: Answers per prompt.
+        num_updates: Optimizer steps per step.
+        named_otherwise: Whether the experiment is not named after the algorithm.
+        **changes: Settings that differ from the common ones.
+    """
 
     def run(folder: Path, seed: int, pool: KeptWorkers) -> Curve:
         start = Sorting.start(folder / "start", seed, pool)
@@ -42,7 +52,12 @@ def on_sorting(
         )
         return curve_of(result, "val:accuracy")
 
-    return Experiment(title, "held-out accuracy", run)
+    return Experiment(
+        title,
+        "held-out accuracy",
+        run,
+        algorithm=algorithm if named_otherwise else None,
+    )
 
 
 class TwoRewards(SortingEnvironment):

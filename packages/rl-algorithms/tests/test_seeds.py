@@ -22,6 +22,20 @@ def test_parts_and_their_order_matter():
     assert len({int(value) for value in values}) == len(values)
 
 
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), INT64), min_size=1, max_size=6))
+def test_a_single_row_gets_the_seed_it_has_among_others(parts):
+    one, two = (
+        mix(*(np.repeat(part, n) if is_array else part for is_array, part in parts))
+        for n in (1, 2)
+    )
+    assert one.dtype == two.dtype == np.uint64
+    assert set(one.ravel().tolist()) == set(two.ravel().tolist())
+
+
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 300), st.integers(-(2**40), 2**40), st.integers(0, 9))
 def test_permutations(num_rows, seed, epoch):

@@ -7,12 +7,15 @@ version, and needs no generator whose state would have to be saved.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["mix", "permutation", "row_seeds", "splitmix64"]
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
+_BITS = 0xFFFFFFFFFFFFFFFF
 
 
 def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -27,6 +30,12 @@ def splitmix64(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def mix(*parts: int | NDArray[np.int64]) -> NDArray[np.uint64]:
     """Fold integers and arrays of integers (broadcast together) into 64 bits."""
+    shapes = {part.shape for part in parts if not isinstance(part, int)}
+    if shapes == {(1,)}:
+        # The seed of a single row, asked for at each turn: plain integers take a tenth
+        # of the time of arrays.
+        plain = (part if isinstance(part, int) else int(part[0]) for part in parts)
+        return np.array([_mix_integers(plain)], np.uint64)
     state = np.zeros((), np.uint64)
     for part in parts:
         # Two's complement, so that negative numbers work as well.
@@ -36,6 +45,17 @@ def mix(*parts: int | NDArray[np.int64]) -> NDArray[np.uint64]:
             else part.astype(np.int64).view(np.uint64)
         )
         state = splitmix64(np.asarray(state ^ bits))
+    return state
+
+
+def _mix_integers(parts: Iterable[int]) -> int:
+    """Return `mix` of plain integers."""
+    state = 0
+    for part in parts:
+        z = ((state ^ (part & _BITS)) + 0x9E3779B97F4A7C15) & _BITS
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _BITS
+        state = z ^ (z >> 31)
     return state
 
 

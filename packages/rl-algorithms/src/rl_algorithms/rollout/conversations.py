@@ -1,14 +1,18 @@
 """`Conversations`: the state of N rows during a rollout.
 
+The state is kept in arrays of numpy: conversations that are played by themselves have a
+single row each, for which operations of torch take several times as long.
 Shapes: P prompts, N rows, several per prompt; M of them are active.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_algorithms.data.types import LLMMessageLogType, PromptSpec, Tokenizer
@@ -34,6 +38,8 @@ from rl_models.types import GenerationDatumSpec, GenerationOutputSpec
 
 __all__ = ["Conversations"]
 
+T = TypeVar("T", bound=np.generic)
+
 
 class Conversations:
     """The state of a rollout.
@@ -55,37 +61,37 @@ class Conversations:
         self.names = names
         self.num_rows = len(names.prompt)
         self._tokenizer = tokenizer
-        repeat = torch.from_numpy(names.prompt)
+        repeat = names.prompt
         self.tokens = TokenRows(
-            batch["input_ids"][repeat],
-            batch["input_lengths"].to(torch.int64)[repeat],
+            _array(batch["input_ids"], np.int64)[repeat],
+            _array(batch["input_lengths"], np.int64)[repeat],
             pad_token_id(tokenizer),
         )
         self._loss_multiplier = (
-            batch["loss_multiplier"][repeat].to(torch.float32)
+            _array(batch["loss_multiplier"], np.float32)[repeat]
             if "loss_multiplier" in batch
-            else torch.ones(self.num_rows)
+            else np.ones(self.num_rows, np.float32)
         )
         self._start_messages(batch, limits)
-        self._active: Tensor | None = None
+        self._active: NDArray[np.int64] | None = None
         """[M] indices of the rows that continue; None for all, which saves copies."""
-        self._rewards = torch.zeros(self.num_rows)
-        self._named_rewards: dict[str, Tensor] = {}
-        self._outcome = torch.zeros(self.num_rows, dtype=torch.int8)
-        self._truncated = torch.zeros(self.num_rows, dtype=torch.bool)
+        self._rewards = np.zeros(self.num_rows, np.float32)
+        self._named_rewards: dict[str, NDArray[np.float32]] = {}
+        self._outcome = np.zeros(self.num_rows, np.int8)
+        self._truncated = np.zeros(self.num_rows, np.bool_)
         """[N] whether a limit cut the latest answer or left no room for another."""
-        self._cut_answers = torch.zeros(self.num_rows, dtype=torch.int64)
-        self._generation_lengths = torch.zeros(self.num_rows, dtype=torch.int64)
-        self._env_tokens = torch.zeros(self.num_rows, dtype=torch.int64)
-        self._weight_version = torch.zeros(self.num_rows, dtype=torch.int64)
+        self._cut_answers = np.zeros(self.num_rows, np.int64)
+        self._generation_lengths = np.zeros(self.num_rows, np.int64)
+        self._env_tokens = np.zeros(self.num_rows, np.int64)
+        self._weight_version = np.zeros(self.num_rows, np.int64)
         self._errors: list[Exception | None] = [None] * self.num_rows
         self._branches: list[tuple[Branch, ...]] = [()] * self.num_rows
         self._limited_by: dict[int, ConversationOutcome] = {}
         """Limits that ended rows, other than that on turns of all rows."""
         self._begun: set[int] = set()
         """Rows that the environment has begun, and not closed."""
-        self.num_turns = torch.zeros(self.num_rows, dtype=torch.int64)
-        self.unfinished = torch.ones(self.num_rows, dtype=torch.bool)
+        self.num_turns = np.zeros(self.num_rows, np.int64)
+        self.unfinished = np.ones(self.num_rows, np.bool_)
         """[N] whether neither the environment nor a lack of room has ended the row."""
 
     def _start_messages(
@@ -118,8 +124,8 @@ class Conversations:
     def _active_list(self) -> list[int] | range:
         return range(self.num_rows) if self._active is None else self._active.tolist()
 
-    def _active_rows(self) -> Tensor:
-        return torch.arange(self.num_rows) if self._active is None else self._active
+    def _active_rows(self) -> NDArray[np.int64]:
+        return np.arange(self.num_rows) if self._active is None else self._active
 
     @property
     def num_active(self) -> int:
@@ -134,14 +140,12 @@ class Conversations:
         """
         if self._limits is not None:
             self._limits.begin()
-        if self._active is None:
-            ids, lengths = self.tokens.input_ids, self.tokens.lengths
-        else:
-            ids, lengths = self.tokens.select(self._active)
+        ids, lengths = self.tokens.select(self._active)
+        if self._active is not None:
             seeds = seeds[self._active]
         columns: dict[str, Any] = {
-            "input_ids": ids,
-            "input_lengths": lengths,
+            "input_ids": torch.from_numpy(ids),
+            "input_lengths": torch.from_numpy(lengths),
             "seeds": seeds,
         }
         if self._stop_strings is not None:
@@ -157,25 +161,27 @@ class Conversations:
             # Before the text is read, as the reward must be that of the trained tokens.
             pad = pad_token_id(self._tokenizer)
             output = self._limits.cut(output, rows, self._generation_lengths, pad)
-        lengths = output["unpadded_sequence_lengths"].to(torch.int64)
-        sampled = output["generation_lengths"].to(torch.int64)
-        version = output["weight_version"].to(torch.int64)
+        lengths = _array(output["unpadded_sequence_lengths"], np.int64)
+        sampled = _array(output["generation_lengths"], np.int64)
+        version = _array(output["weight_version"], np.int64)
+        logprobs = output.get("logprobs")
+        versions = output.get("token_versions")
         self.tokens.add_sampled(
             self._active,
-            output["output_ids"],
+            _array(output["output_ids"], np.int64),
             lengths,
-            output.get("logprobs"),
-            output.get("token_versions", version[:, None]),
+            None if logprobs is None else _array(logprobs, np.float32),
+            version[:, None] if versions is None else _array(versions, np.int64),
         )
-        cut = output["truncated"].bool()
+        cut = _array(output["truncated"], np.bool_)
         self._truncated[rows] = cut
         self._cut_answers[rows] += cut
         self._generation_lengths[rows] += sampled
         # The initial 0 is no version, so a row's first answer sets it and only later
         # ones take the minimum.
-        oldest = torch.minimum(self._weight_version[rows], version)
+        oldest = np.minimum(self._weight_version[rows], version)
         first = self.num_turns[rows] == 0
-        self._weight_version[rows] = torch.where(first, version, oldest)
+        self._weight_version[rows] = np.where(first, version, oldest)
         self.num_turns[rows] += 1
         texts = decode_answers(
             self._tokenizer, output["output_ids"], lengths - sampled, lengths
@@ -241,14 +247,16 @@ class Conversations:
     def add_verdict(self, verdict: Verdict) -> None:
         """Add the rewards of a turn, and end the rows that the environment ended."""
         rows = self._active_rows()
-        self._rewards[rows] += verdict.rewards
+        self._rewards[rows] += _array(verdict.rewards, np.float32)
         for name, value in verdict.named_rewards.items():
-            total = self._named_rewards.setdefault(name, torch.zeros(self.num_rows))
+            total = self._named_rewards.setdefault(
+                name, np.zeros(self.num_rows, np.float32)
+            )
             # A sum over turns, in which only the last one decides whether the reward
             # applies (NaN or not).
-            total[rows] = total[rows].nan_to_num() + value
-        self._outcome[rows] = verdict.outcome
-        self.unfinished[rows] = ~verdict.terminateds
+            total[rows] = np.nan_to_num(total[rows]) + _array(value, np.float32)
+        self._outcome[rows] = verdict.outcome.numpy()
+        self.unfinished[rows] = ~verdict.terminateds.numpy()
         for place, row in enumerate(self._active_list()):
             self._answers[row] = verdict.answers[place]
             self._metadata[row] = verdict.metadata[place]
@@ -268,7 +276,7 @@ class Conversations:
         rows = self._active_rows()
         if self._limits is not None:
             self._end_at_limits(rows[self.unfinished[rows]], self._limits)
-        places = self.unfinished[rows].nonzero().flatten().tolist()
+        places = self.unfinished[rows].nonzero()[0].tolist()
         active = rows[places]
         self._active = active
         if not places:
@@ -300,23 +308,23 @@ class Conversations:
         # A branch may be shorter than the row before it; that is no negative
         # observation.
         added = self.tokens.lengths[active] - before
-        self._env_tokens[active] += added.clamp(min=0)
+        self._env_tokens[active] += added.clip(min=0)
         if max_length is not None:
             room = max_length - self.tokens.lengths[active]
             self._end_truncated(active[room < min_room])
         # Again, as rows without room have ended since.
         self._active = active[self.unfinished[active]]
 
-    def _end_truncated(self, rows: Tensor) -> None:
+    def _end_truncated(self, rows: NDArray[np.int64]) -> None:
         self._truncated[rows] = True
         self._end_limited(rows, ConversationOutcome.OUT_OF_TOKENS)
 
-    def _end_limited(self, rows: Tensor, limit: ConversationOutcome) -> None:
+    def _end_limited(self, rows: NDArray[np.int64], limit: ConversationOutcome) -> None:
         self.unfinished[rows] = False
         for row in rows.tolist():
             self._limited_by[row] = limit
 
-    def _end_at_limits(self, rows: Tensor, limits: RowLimits) -> None:
+    def _end_at_limits(self, rows: NDArray[np.int64], limits: RowLimits) -> None:
         """End rows that have used up what their tasks allow."""
         for met, limit in limits.met(rows, self.num_turns, self._generation_lengths):
             self._end_limited(rows[met & self.unfinished[rows]], limit)
@@ -347,37 +355,42 @@ class Conversations:
         for row, limit in self._limited_by.items():
             turn_limit_reached[row] = limit is ConversationOutcome.OUT_OF_TURNS
         # A copy: the rows may continue, and "truncated" would then be wrong for them.
-        outcome = self._outcome.clone()
+        outcome = self._outcome.copy()
         limited = self._truncated | turn_limit_reached
         if self._limited_by:
             limited[list(self._limited_by)] = True
         outcome[(outcome == Outcome.OK) & limited] = int(Outcome.TRUNCATED)
+        tensor = torch.from_numpy
         return Trajectories(
-            input_ids=tokens.input_ids,
-            input_lengths=tokens.lengths,
-            token_mask=tokens.token_mask,
-            sample_mask=self._loss_multiplier,
-            generation_logprobs=tokens.logprobs if tokens.has_logprobs else None,
-            token_versions=tokens.versions,
-            rewards=self._rewards,
-            named_rewards=dict(self._named_rewards),
+            input_ids=tensor(tokens.input_ids),
+            input_lengths=tensor(tokens.lengths),
+            token_mask=tensor(tokens.token_mask),
+            sample_mask=tensor(self._loss_multiplier),
+            generation_logprobs=(
+                tensor(tokens.logprobs) if tokens.has_logprobs else None
+            ),
+            token_versions=tensor(tokens.versions),
+            rewards=tensor(self._rewards),
+            named_rewards={
+                name: tensor(total) for name, total in self._named_rewards.items()
+            },
             # Copied, because retries replace entries of the result in place.
-            group_index=torch.from_numpy(self.names.prompt.copy()),
-            truncated=self._truncated,
-            generation_lengths=self._generation_lengths,
-            num_turns=self.num_turns,
-            weight_version=self._weight_version,
-            outcome=outcome,
+            group_index=tensor(self.names.prompt.copy()),
+            truncated=tensor(self._truncated),
+            generation_lengths=tensor(self._generation_lengths),
+            num_turns=tensor(self.num_turns),
+            weight_version=tensor(self._weight_version),
+            outcome=tensor(outcome),
             branches=self._branches,
             texts=self._texts,
             metadata=self._metadata,
             ending=self._endings(turn_limit_reached),
             notes=TrajectoryNotes(
-                is_active=self.unfinished & (not is_last),
-                cut_answers=self._cut_answers,
-                turn_limit_reached=turn_limit_reached,
-                prompt_lengths=tokens.prompt_lengths,
-                env_tokens=self._env_tokens,
+                is_active=tensor(self.unfinished & (not is_last)),
+                cut_answers=tensor(self._cut_answers),
+                turn_limit_reached=tensor(turn_limit_reached),
+                prompt_lengths=tensor(tokens.prompt_lengths),
+                env_tokens=tensor(self._env_tokens),
                 errors=self._errors,
                 message_logs=self.message_logs,
                 num_prompt_messages=self._num_prompt_messages,
@@ -386,7 +399,9 @@ class Conversations:
             ),
         )
 
-    def _endings(self, turn_limit_reached: Tensor) -> list[ConversationOutcome]:
+    def _endings(
+        self, turn_limit_reached: NDArray[np.bool_]
+    ) -> list[ConversationOutcome]:
         """Return [N] what ended the rows; failures are added to the result."""
         found = [ConversationOutcome.FINISHED] * self.num_rows
         # Lists instead of indices: most calls are for a single row, and take less time.
@@ -408,6 +423,11 @@ class Conversations:
         for row, limit in self._limited_by.items():
             found[row] = limit
         return found
+
+
+def _array(column: Tensor, dtype: type[T]) -> NDArray[T]:
+    """Return a column as an array, which shares its memory if it has that dtype."""
+    return column.numpy().astype(dtype, copy=False)
 
 
 def _as_said(log: LLMMessageLogType) -> LLMMessageLogType:

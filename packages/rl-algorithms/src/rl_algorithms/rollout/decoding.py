@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import itertools
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_algorithms.data.types import Tokenizer
@@ -20,7 +21,10 @@ _ROWS = 2048
 
 
 def decode_answers(
-    tokenizer: Tokenizer, tokens: Tensor, starts: Tensor, ends: Tensor
+    tokenizer: Tokenizer,
+    tokens: Tensor,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
 ) -> list[str]:
     """Decode the sampled tokens of rows, skipping special tokens.
 
@@ -33,12 +37,15 @@ def decode_answers(
     texts: list[str] = []
     for first in range(0, len(tokens), _ROWS):
         rows = slice(first, first + _ROWS)
-        texts += _decode(tokenizer, tokens[rows], starts[rows], ends[rows])
+        texts += _decode(tokenizer, tokens[rows].numpy(), starts[rows], ends[rows])
     return texts
 
 
 def _decode(
-    tokenizer: Tokenizer, tokens: Tensor, starts: Tensor, ends: Tensor
+    tokenizer: Tokenizer,
+    tokens: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
 ) -> list[str]:
     """Decode some rows.
 
@@ -55,12 +62,14 @@ def _decode(
     return tokenizer.batch_decode(rows, skip_special_tokens=True)
 
 
-def _lists(tokens: Tensor, starts: Tensor, ends: Tensor) -> list[list[int]]:
+def _lists(
+    tokens: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> list[list[int]]:
     """Return the sampled tokens of each row."""
     if len(tokens) == 1:
         # Of a conversation that is played by itself: a slice is faster than a mask.
         return [tokens[0, int(starts[0]) : int(ends[0])].tolist()]
-    position = torch.arange(tokens.shape[1])
+    position = np.arange(tokens.shape[1])
     is_sampled = (position >= starts[:, None]) & (position < ends[:, None])
     flat = tokens[is_sampled].tolist()
     borders = itertools.pairwise([0, *(ends - starts).cumsum(0).tolist()])

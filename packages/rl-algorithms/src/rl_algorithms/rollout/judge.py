@@ -69,20 +69,31 @@ class Verdict:
     errors: Sequence[Exception | None]
     """[M] exceptions raised in place of a verdict."""
 
-    def row(self, index: int) -> Verdict:
-        """Return the verdict on one row."""
-        one = slice(index, index + 1)
-        return Verdict(
-            self.rewards[one],
-            {name: value[one] for name, value in self.named_rewards.items()},
-            self.outcome[one],
-            self.terminateds[one],
-            self.observations[one],
-            self.metadata[one],
-            self.next_stop_strings[one],
-            self.answers[one],
-            self.errors[one],
-        )
+    def rows(self) -> list[Verdict]:
+        """Return the verdict on each row."""
+        size = len(self.errors)
+        if size == 1:
+            return [self]
+        # One operation per column, not per row: slices cost more than the verdict.
+        rewards, outcome = torch.split(self.rewards, 1), torch.split(self.outcome, 1)
+        terminateds = torch.split(self.terminateds, 1)
+        named = {
+            name: torch.split(value, 1) for name, value in self.named_rewards.items()
+        }
+        return [
+            Verdict(
+                rewards[row],
+                {name: value[row] for name, value in named.items()},
+                outcome[row],
+                terminateds[row],
+                self.observations[row : row + 1],
+                self.metadata[row : row + 1],
+                self.next_stop_strings[row : row + 1],
+                self.answers[row : row + 1],
+                self.errors[row : row + 1],
+            )
+            for row in range(size)
+        ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from rl_algorithms.data.types import LLMMessageLogType, PromptSpec, Tokenizer
 from rl_algorithms.rollout.config import RolloutConfig
@@ -132,5 +131,4 @@ class OpenConversation:
     @property
     def num_tokens(self) -> int:
         """Number of sampled tokens."""
-        sampled: torch.Tensor = self._rows.tokens.token_mask
-        return int(sampled.sum())
+        return int(self._rows.tokens.token_mask.sum())

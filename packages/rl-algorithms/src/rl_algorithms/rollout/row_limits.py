@@ -9,8 +9,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.outcomes import ConversationOutcome
@@ -19,7 +20,7 @@ from rl_models.types import GenerationOutputSpec
 
 __all__ = ["RowLimits"]
 
-_NO_LIMIT = torch.iinfo(torch.int64).max
+_NO_LIMIT = np.iinfo(np.int64).max
 
 
 class RowLimits:
@@ -31,10 +32,10 @@ class RowLimits:
 
     def __init__(self, limits: Sequence[TaskLimits]) -> None:
         self._limits = limits
-        self._turns = torch.tensor([each.turns or _NO_LIMIT for each in limits])
-        self._tokens = torch.tensor([each.tokens or _NO_LIMIT for each in limits])
-        self._seconds = torch.tensor(
-            [torch.inf if each.seconds is None else each.seconds for each in limits]
+        self._turns = np.array([each.turns or _NO_LIMIT for each in limits], np.int64)
+        self._tokens = np.array([each.tokens or _NO_LIMIT for each in limits], np.int64)
+        self._seconds = np.array(
+            [np.inf if each.seconds is None else each.seconds for each in limits]
         )
         self._begin_s: float | None = None
 
@@ -80,8 +81,8 @@ class RowLimits:
     def cut(
         self,
         output: BatchedDataDict[GenerationOutputSpec],
-        rows: Tensor,
-        used: Tensor,
+        rows: NDArray[np.int64],
+        used: NDArray[np.int64],
         pad_token_id: int,
     ) -> BatchedDataDict[GenerationOutputSpec]:
         """Cut answers to the number of tokens that their tasks may still sample.
@@ -93,7 +94,8 @@ class RowLimits:
             pad_token_id: Token that pads rows on the right.
         """
         sampled = output["generation_lengths"].to(torch.int64)
-        over = (sampled - (self._tokens[rows] - used[rows])).clamp(min=0)
+        left = torch.from_numpy(self._tokens[rows] - used[rows])
+        over = (sampled - left).clamp(min=0)
         if not bool(over.any()):
             return output
         lengths = output["unpadded_sequence_lengths"].to(torch.int64) - over
@@ -108,8 +110,11 @@ class RowLimits:
         return cut
 
     def met(
-        self, rows: Tensor, turns: Tensor, tokens: Tensor
-    ) -> Iterator[tuple[Tensor, ConversationOutcome]]:
+        self,
+        rows: NDArray[np.int64],
+        turns: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+    ) -> Iterator[tuple[NDArray[np.bool_], ConversationOutcome]]:
         """Yield [M] bool, the rows that have met a limit, for each kind of limit.
 
         Args:

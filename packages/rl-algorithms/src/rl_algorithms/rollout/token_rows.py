@@ -1,16 +1,19 @@
 """`TokenRows`: the tokens of N conversations in columns that grow turn by turn.
 
 Sampled tokens are copied unchanged and never pass through text, because decoding and
-encoding them again may give other tokens. Shapes: N rows, S tokens wide, M active rows.
+encoding them again may give other tokens. The columns are arrays of numpy, whose
+operations take less time than those of torch if there is a single row.
+Shapes: N rows, S tokens wide, M active rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from rl_algorithms.rollout.branches import Branch
 
@@ -23,32 +26,37 @@ class TokenRows:
     """Token columns of conversations.
 
     Args:
-        input_ids: [N, S] prompts, right-padded.
+        input_ids: [N, S] prompts, right-padded; never changed in place.
         input_lengths: [N].
         pad_token_id: Token that pads rows on the right.
     """
 
     def __init__(
-        self, input_ids: Tensor, input_lengths: Tensor, pad_token_id: int
+        self,
+        input_ids: NDArray[np.int64],
+        input_lengths: NDArray[np.int64],
+        pad_token_id: int,
     ) -> None:
         self.input_ids = input_ids
         self.lengths = input_lengths
         self.prompt_lengths = input_lengths
-        self.token_mask = torch.zeros(input_ids.shape, dtype=torch.float32)
-        self.logprobs = torch.zeros(input_ids.shape, dtype=torch.float32)
-        self.versions = torch.full(input_ids.shape, -1, dtype=torch.int64)
+        self.token_mask = np.zeros(input_ids.shape, np.float32)
+        self.logprobs = np.zeros(input_ids.shape, np.float32)
+        self.versions = np.full(input_ids.shape, -1, np.int64)
         """[N, S] version of the weights that sampled each token; -1 elsewhere."""
+        self._is_sampled = False
+        """Whether any row has a sampled token."""
         self.has_logprobs = True
         """Whether every answer came with log-probs."""
         self._pads = {"input_ids": pad_token_id, "versions": -1}
 
     def add_sampled(
         self,
-        active: Tensor | None,
-        output_ids: Tensor,
-        lengths: Tensor,
-        logprobs: Tensor | None,
-        versions: Tensor,
+        active: NDArray[np.int64] | None,
+        output_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        logprobs: NDArray[np.float32] | None,
+        versions: NDArray[np.int64],
     ) -> None:
         """Add the rows that a generator returned.
 
@@ -63,55 +71,66 @@ class TokenRows:
             self.has_logprobs = False
             # Placeholders, which keep the columns alike; `has_logprobs` says not to use
             # them.
-            logprobs = torch.zeros(output_ids.shape)
-        if len(self.lengths) == 1 and bool(self.token_mask.any()):
+            logprobs = np.zeros(output_ids.shape, np.float32)
+        if len(self.lengths) == 1:
             self._add_to_only_row(output_ids, lengths, logprobs, versions)
             return
-        position = torch.arange(output_ids.shape[1])
+        position = np.arange(output_ids.shape[1])
         before = self.lengths if active is None else self.lengths[active]
         sampled = (position >= before[:, None]) & (position < lengths[:, None])
         # Generators may give one version per row; tokens of the prompt have none.
-        versions = torch.where(sampled, versions, -1)
+        versions = np.where(sampled, versions, -1)
         # The first answers of all rows, in most runs the only ones, need no copy.
-        if active is None and not self.token_mask.any():
+        if active is None and not self._is_sampled:
             self.input_ids = output_ids
-            self.logprobs = logprobs.to(torch.float32)
-            self.token_mask = sampled.to(torch.float32)
+            self.logprobs = logprobs
+            self.token_mask = sampled.astype(np.float32)
             self.versions = versions
             self.lengths = lengths
+            self._is_sampled = True
             return
         self._widen(output_ids.shape[1])
-        rows = torch.arange(len(self.lengths)) if active is None else active
+        rows = np.arange(len(self.lengths)) if active is None else active
         width = output_ids.shape[1]
-        for column, values in (
+        columns: tuple[tuple[NDArray[Any], NDArray[Any]], ...] = (
             (self.input_ids, output_ids),
-            (self.logprobs, logprobs.to(torch.float32)),
-            (self.token_mask, sampled.to(torch.float32)),
+            (self.logprobs, logprobs),
+            (self.token_mask, sampled.astype(np.float32)),
             (self.versions, versions),
-        ):
+        )
+        for column, values in columns:
             # Only sampled tokens: a generator may cut or pad the input differently.
             held = column[rows, :width]
-            column[rows, :width] = torch.where(sampled, values, held)
-        # Not in place: `prompt_lengths` may be the same tensor.
-        self.lengths = self.lengths.index_copy(0, rows, lengths)
+            column[rows, :width] = np.where(sampled, values, held)
+        # Not in place: `prompt_lengths` may be the same array.
+        self.lengths = self.lengths.copy()
+        self.lengths[rows] = lengths
+        self._is_sampled = True
 
     def _add_to_only_row(
-        self, output_ids: Tensor, lengths: Tensor, logprobs: Tensor, versions: Tensor
+        self,
+        output_ids: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        logprobs: NDArray[np.float32],
+        versions: NDArray[np.int64],
     ) -> None:
-        """Add a later answer to a conversation that is played by itself.
+        """Add an answer to a conversation that is played by itself.
 
         This is what a run with many of them does most, and slices take a third of the
         time of masks.
         """
-        sampled = slice(int(self.lengths[0]), int(lengths[0]))
-        self._widen(output_ids.shape[1])
+        end = int(lengths[0])
+        sampled = slice(int(self.lengths[0]), end)
+        self._widen(end)
         self.input_ids[0, sampled] = output_ids[0, sampled]
-        self.logprobs[0, sampled] = logprobs[0, sampled].to(torch.float32)
+        self.logprobs[0, sampled] = logprobs[0, sampled]
         self.token_mask[0, sampled] = 1.0
-        self.versions[0, sampled] = versions.expand_as(output_ids)[0, sampled]
-        self.lengths = lengths.clone()
+        one = versions.shape[1] == 1
+        self.versions[0, sampled] = versions[0, 0] if one else versions[0, sampled]
+        self.lengths = lengths.copy()
+        self._is_sampled = True
 
-    def append(self, rows: Tensor, tokens: Sequence[Sequence[int]]) -> None:
+    def append(self, rows: NDArray[np.int64], tokens: Sequence[Sequence[int]]) -> None:
         """Append tokens that were not sampled: messages of the environment.
 
         Args:
@@ -121,73 +140,84 @@ class TokenRows:
         if len(rows) == 1:
             self._append_to_row(int(rows[0]), tokens[0])
             return
-        # One scatter for all rows: a loop with a tensor per row costs more than the
+        # One scatter for all rows: a loop with an array per row costs more than the
         # tokens.
         counts = np.fromiter((len(row) for row in tokens), np.int64, len(tokens))
-        start = self.lengths[rows].numpy()
+        start = self.lengths[rows]
         self._widen(int((start + counts).max(initial=0)))
         flat = np.fromiter(
             (token for row in tokens for token in row), np.int64, int(counts.sum())
         )
-        row_of = np.repeat(rows.numpy(), counts)
+        row_of = np.repeat(rows, counts)
         first = np.repeat(np.cumsum(counts) - counts, counts)
         column_of = np.repeat(start, counts) + np.arange(len(flat)) - first
-        self.input_ids[torch.from_numpy(row_of), torch.from_numpy(column_of)] = (
-            torch.from_numpy(flat)
-        )
-        self.lengths = self.lengths.index_add(0, rows, torch.from_numpy(counts))
+        self.input_ids[row_of, column_of] = flat
+        self.lengths = self.lengths.copy()
+        self.lengths[rows] += counts
 
     def _append_to_row(self, row: int, tokens: Sequence[int]) -> None:
         start = int(self.lengths[row])
         end = start + len(tokens)
         self._widen(end)
-        self.input_ids[row, start:end] = torch.tensor(tokens, dtype=torch.int64)
-        # Not in place: `prompt_lengths` and generators may hold the same tensor.
-        self.lengths = self.lengths.clone()
+        self.input_ids[row, start:end] = tokens
+        # Not in place: `prompt_lengths` and generators may hold the same array.
+        self.lengths = self.lengths.copy()
         self.lengths[row] = end
 
     def branch(self, row: int, limit: int | None = None) -> Branch:
         """Return a copy of one row in its current state, cut to `limit` tokens."""
         length = int(self.lengths[row])
         length = length if limit is None else min(length, limit)
-        return Branch(*(getattr(self, name)[row, :length].clone() for name in _WIDE))
+        return Branch(
+            input_ids=torch.from_numpy(self.input_ids[row, :length].copy()),
+            token_mask=torch.from_numpy(self.token_mask[row, :length].copy()),
+            generation_logprobs=torch.from_numpy(self.logprobs[row, :length].copy()),
+            token_versions=torch.from_numpy(self.versions[row, :length].copy()),
+        )
 
     def restart(self, row: int, tokens: Sequence[int]) -> None:
         """Replace one row by tokens that were not sampled."""
         self._widen(0)
         for name in _WIDE:
             getattr(self, name)[row] = self._pads.get(name, 0)
-        # A copy: `prompt_lengths` and generators may hold the same tensor.
-        lengths = self.lengths.clone()
+        # A copy: `prompt_lengths` and generators may hold the same array.
+        lengths = self.lengths.copy()
         lengths[row] = 0
         self.lengths = lengths
-        self.append(torch.tensor([row]), [tokens])
+        self.append(np.array([row]), [tokens])
 
-    def select(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens and lengths of some rows, no wider than the longest."""
+    def select(
+        self, rows: NDArray[np.int64] | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return tokens and lengths of some rows, no wider than the longest.
+
+        Args:
+            rows: [M] indices; None for all rows, as wide as they are.
+        """
+        if rows is None:
+            return self.input_ids, self.lengths
         lengths = self.lengths[rows]
         width = int(lengths.max()) if len(lengths) else 0
         return self.input_ids[rows, :width], lengths
 
-    def cut(self, limit: int) -> Tensor:
+    def cut(self, limit: int) -> NDArray[np.bool_]:
         """Cut rows to `limit` tokens; return [N] bool, whether a row lost any."""
-        over = self.lengths > limit
-        if bool(over.any()):
+        over: NDArray[np.bool_] = self.lengths > limit
+        if over.any():
             for name in _WIDE:
-                # Contiguous, as a view would keep the wide tensor alive.
-                setattr(self, name, getattr(self, name)[:, :limit].contiguous())
-            self.lengths = self.lengths.clamp(max=limit)
+                # A copy, as a view would keep the wide array alive.
+                setattr(self, name, getattr(self, name)[:, :limit].copy())
+            self.lengths = self.lengths.clip(max=limit)
         return over
 
     def _widen(self, width: int) -> None:
-        missing = width - self.input_ids.shape[1]
+        """Make all columns own at least `width` tokens, to be written to in place."""
+        height, held = self.input_ids.shape
         for name in _WIDE:
             column = getattr(self, name)
-            if missing > 0:
-                pad = self._pads.get(name, 0)
-                column = torch.nn.functional.pad(column, (0, missing), value=pad)
-            else:
-                # Writing in place needs a copy: the generator's columns may be shared
-                # with other readers, or be read-only memory of the object store.
-                column = column.clone()
-            setattr(self, name, column)
+            # Writing in place needs a copy: the generator's columns may be shared with
+            # other readers, or be read-only memory of the object store.
+            shape = (height, max(width, held))
+            wide = np.full(shape, self._pads.get(name, 0), column.dtype)
+            wide[:, :held] = column
+            setattr(self, name, wide)

@@ -20,6 +20,7 @@ from rl_distributed.batch.batched_data_dict import (
     AnyRows,
     BatchedDataDict,
 )
+from rl_distributed.batch.columns import concat_columns
 from rl_envs.outcomes import ConversationOutcome
 
 __all__ = ["Trajectories", "TrajectoryNotes"]
@@ -83,12 +84,11 @@ class Trajectories:
     def rows(self) -> BatchedDataDict[TrajectorySpec]:
         """Return the columns of the result."""
         columns: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name == "named_rewards":
+        for name, value in self.__dict__.items():
+            if name == "named_rewards":
                 columns |= value
-            elif field.name != "notes" and value is not None:
-                columns[field.name] = value
+            elif name != "notes" and value is not None:
+                columns[name] = value
         return BatchedDataDict(columns)
 
     def select(self, rows: Tensor) -> Trajectories:
@@ -108,7 +108,7 @@ class Trajectories:
         # The replacements come after all rows, and the order then picks from both.
         order = torch.arange(self.size)
         order[rows] = self.size + torch.arange(others.size)
-        joined = _join([self._columns(), others._columns()], pads)
+        joined = AnyRows(_join([self, others], pads))
         return self._like(joined.select_indices(order))
 
     @classmethod
@@ -121,7 +121,7 @@ class Trajectories:
             parts: At least one.
             pads: Padding of the token columns, by name.
         """
-        return parts[0]._like(_join([part._columns() for part in parts], pads))
+        return parts[0]._like(_join(parts, pads))
 
     def narrowed(self) -> Trajectories:
         """Return the rows, no wider than the longest, without parts of larger tensors.
@@ -151,8 +151,14 @@ class Trajectories:
         )
 
     def _columns(self) -> AnyRows:
-        columns: AnyRows = self.rows()
-        columns |= {f.name: getattr(self.notes, f.name) for f in fields(self.notes)}
+        return AnyRows(self._plain_columns())
+
+    def _plain_columns(self) -> dict[str, Any]:
+        """Return all columns, unchecked."""
+        columns = self.__dict__ | self.notes.__dict__ | self.named_rewards
+        del columns["notes"], columns["named_rewards"]
+        if self.generation_logprobs is None:
+            del columns["generation_logprobs"]
         return columns
 
     def _like(self, columns: Mapping[str, Any]) -> Trajectories:
@@ -166,16 +172,25 @@ class Trajectories:
         )
 
 
-def _join(parts: Sequence[AnyRows], pads: Mapping[str, int | float]) -> AnyRows:
+def _join(
+    parts: Sequence[Trajectories], pads: Mapping[str, int | float]
+) -> dict[str, Any]:
     """Concatenate columns; parts may have different named rewards."""
-    names = {name for part in parts for name in part}
-    for part in parts:
-        for name in names - part.keys():
-            if name != "generation_logprobs":
-                # A named reward that only some of the parts have.
-                part[name] = torch.full((part.size,), torch.nan)
+    # Plain dicts: the checks of a batch take longer than the columns of a single row.
+    rows = [part._plain_columns() for part in parts]
+    names = {name: None for row in rows for name in row}
     # Log-probs of some rows are of no use: a loss needs them for all.
-    if any("generation_logprobs" not in part for part in parts):
-        for part in parts:
-            part.pop("generation_logprobs", None)
-    return AnyRows.from_batches(parts, pads)
+    if any(part.generation_logprobs is None for part in parts):
+        names.pop("generation_logprobs", None)
+    return {
+        name: concat_columns(
+            name,
+            [
+                # A named reward that only some of the parts have.
+                row[name] if name in row else torch.full((part.size,), torch.nan)
+                for row, part in zip(rows, parts, strict=True)
+            ],
+            pads.get(name, 0),
+        )
+        for name in names
+    }

@@ -123,9 +123,6 @@ class RowDesk(EnvironmentDesk):
         results: list[_Judged] = []
         for numbers, reply in poll.verdicts:
             verdict = self._judge.verdict(reply, len(numbers))
-            results += (
-                _Judged(number, verdict.row(place))
-                for place, number in enumerate(numbers)
-            )
+            results += map(_Judged, numbers, verdict.rows())
         results += (_Judged(each.number, each.error) for each in poll.failures)
         return _Reply(results, poll.process)

@@ -161,9 +161,7 @@ class EnvironmentDesk:
             [scoring.job.begin() for scoring in taken],
         )
         self._note_duration((time.monotonic() - began_s) / len(taken))
-        self._on_verdicts(
-            [(scoring, verdict.row(place)) for place, scoring in enumerate(taken)]
-        )
+        self._on_verdicts(list(zip(taken, verdict.rows(), strict=True)))
 
 
 class OneCallAtATime(EnvironmentInterface[Any]):
