@@ -1,11 +1,12 @@
 """`python -m benchmarks.asynchronous`: steps per hour, asynchronous and synchronous.
 
-GRPO with 8 prompts x 8 answers per step. A reward takes 0.2 s, and 5 s for one answer
-in `--slow-one-in`, by a hash of prompt and answer, on `--workers` that only wait. The
-same run is made synchronously and with each `--staleness`, one after the other on the
-same worker processes. One JSON line per run; `ratio` is its steps per hour over the
-synchronous run's, and `cpu_s_per_step` the CPU seconds of all processes. `--quick`
-rewards without waiting: then the only gain is the overlap of sampling and training.
+GRPO with `--prompts` (8) x 8 answers per step. A reward takes 0.2 s, and 5 s for one
+answer in `--slow-one-in`, by a hash of prompt and answer, on `--workers` that only
+wait. The same run is made synchronously and with each `--staleness`, one after the
+other on the same worker processes. One JSON line per run; `ratio` is its steps per hour
+over the synchronous run's, and `cpu_s_per_step` the CPU seconds of all processes.
+`--quick` rewards without waiting, on the one process that a run has by default: then
+the only gain is the overlap of sampling and training.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def run(
         output_dir=str(folder / name),
         max_num_steps=options.steps + WARMUP_STEPS,
         max_num_epochs=1000,
-        num_prompts_per_step=8,
+        num_prompts_per_step=options.prompts,
         num_generations_per_prompt=8,
         max_new_tokens=16,
         max_total_sequence_length=32,
@@ -127,6 +128,7 @@ def main() -> None:
         type=int,
         help="processes of the environment; default 16, and 1 for --quick",
     )
+    parser.add_argument("--prompts", type=int, default=8, help="per step")
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     options = parser.parse_args()

@@ -6,7 +6,7 @@ from functools import partial
 
 from benchmarks.learning.experiment import Experiment
 from benchmarks.learning.pairs import dpo, reward_model
-from benchmarks.learning.sampling import distillation, gdpo, on_sorting, ppo
+from benchmarks.learning.sampling import distillation, gdpo, grpo_ahead, on_sorting, ppo
 from benchmarks.learning.worlds import WORLDS
 
 __all__ = ["EXPERIMENTS"]
@@ -18,18 +18,11 @@ EXPERIMENTS: dict[str, Experiment] = {
         grpo={"drop_zero_variance_groups": True},
         loss_fn={"reference_policy_kl_penalty": 0.0},
     ),
-    "grpo_ahead": on_sorting(
-        "grpo",
-        "GRPO that samples up to 2 steps ahead",
-        named_otherwise=True,
-        grpo={
-            "drop_zero_variance_groups": True,
-            "asynchronous": {"max_staleness": 2},
-        },
-        loss_fn={
-            "reference_policy_kl_penalty": 0.0,
-            "use_importance_sampling_correction": True,
-        },
+    "grpo_ahead": Experiment(
+        "GRPO that samples up to 1 step ahead",
+        "held-out accuracy",
+        grpo_ahead,
+        algorithm="grpo",
     ),
     # The answer and its end take seven of the eight tokens, and none is too many.
     "dapo": on_sorting(

@@ -23,6 +23,7 @@ from rl_algorithms.grpo.config import GRPOConfig
 from rl_algorithms.ppo.config import PPOConfig
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.engine import RolloutEngine
+from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.trainers.ahead import scoring
 from rl_algorithms.trainers.ahead.answer_files import read_answers, write_answers
 from rl_algorithms.trainers.ahead.jobs import Job
@@ -31,6 +32,7 @@ from rl_algorithms.trainers.ahead.sampler import AheadSampler
 from rl_algorithms.trainers.ahead.saved import SavedAhead
 from rl_algorithms.trainers.ahead.scoring import (
     EnvironmentDesk,
+    OneCallAtATime,
     calls_of,
     for_several_threads,
 )
@@ -255,6 +257,29 @@ class TestStep:
             rest = [run.step()[0] for _ in range(3)]
         assert "a" not in first
         assert sorted(first + "".join(rest)) == list(LETTERS)
+
+    @pytest.mark.parametrize("max_turns", [1, 3])
+    def test_what_arrives_together_is_judged_in_one_call(
+        self, tokenizer, tmp_path, max_turns
+    ):
+        sizes = []
+
+        class Counting(scripted.Judge):
+            def step(self, message_log_batch, metadata):
+                sizes.append(len(metadata))
+                return super().step(message_log_batch, metadata)
+
+        environment = Counting(lambda log, info: (1.0, False, "cde"))
+        with Run(
+            tokenizer,
+            tmp_path,
+            environment,
+            rollout={"max_turns": max_turns, "max_total_sequence_length": 64},
+            max_staleness=0,
+        ) as run:
+            [run.step() for _ in range(4)]
+            calls = [call.size for call in run.generation.calls]
+        assert sizes == calls == [4] * 4 * max_turns
 
     def test_weights_come_between_answers(self, tokenizer, tmp_path):
         with Run(tokenizer, tmp_path, good, max_staleness=1) as run:
@@ -730,6 +755,16 @@ class TestEnvironmentOfSeveralThreads:
         environment = scripted.Judge(good)
         environment.calls_at_once = 3
         assert for_several_threads(environment) is environment
+
+
+def test_no_thread_wakes_where_nothing_is_to_be_closed():
+    kept, simple = Keeping(), scripted.Judge(good)
+    for environment, waiting in ((kept, [{}]), (simple, [])):
+        for each in (environment, OneCallAtATime(environment)):
+            desk = EnvironmentDesk(Judge(each), 1, pytest.fail, pytest.fail)
+            desk.close(DEADLINE_S)
+            desk.end([{}])
+            assert desk._ended == waiting
 
 
 class Clocked:

@@ -41,6 +41,7 @@ from rl_envs import (
     observation_messages,
 )
 from rl_envs.environment_host import EnvironmentHost
+from rl_envs.interfaces import has_own
 from rl_envs.joined_returns import join_returns
 from rl_envs.registry import EnvironmentSpec
 
@@ -100,6 +101,9 @@ def test_two_workers_answer_as_one_process_does() -> None:
         _, metrics = remote.global_post_process_and_metrics(batch)
         assert metrics["accuracy"] == pytest.approx(3 / 7)
         check_environment(remote)
+        # It answers for the environment of its workers.
+        assert not has_own(remote, "reset")
+        assert not has_own(remote, "close")
     with pytest.raises(WorkerDiedError, match="was shut down"):
         remote.step(logs, metadata)
 
@@ -366,6 +370,8 @@ def test_tools_and_groups_in_another_process() -> None:
     ]
     with RemoteEnvironment(environment, num_workers=2) as remote:
         assert remote.tool_schemas() == environment.tool_schemas()
+        assert has_own(remote, "reset")
+        assert has_own(remote, "close")
         result = remote.step(logs, [{}] * 3)
         assert observation_messages(result.observations[0])[0]["content"] == "8"
         # The first row's worker knows no name: only that row continues.

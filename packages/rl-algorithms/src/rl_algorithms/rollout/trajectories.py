@@ -124,18 +124,17 @@ class Trajectories:
         return parts[0]._like(_join(parts, pads))
 
     def narrowed(self) -> Trajectories:
-        """Return the rows, no wider than the longest, without parts of larger tensors.
-
-        Views would keep the whole batch of a generator alive.
-        """
+        """Return the rows, no wider than the longest."""
         width = int(self.input_lengths.max())
+        if self.input_ids.shape[1] == width:
+            return self
         logprobs = self.generation_logprobs
         if logprobs is not None:
             logprobs = logprobs[:, :width].clone()
         return replace(
             self,
+            # Copies, as views would keep what was cut off alive.
             input_ids=self.input_ids[:, :width].clone(),
-            input_lengths=self.input_lengths.clone(),
             token_mask=self.token_mask[:, :width].clone(),
             generation_logprobs=logprobs,
             token_versions=self.token_versions[:, :width].clone(),
