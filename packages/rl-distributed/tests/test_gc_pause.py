@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rl_distributed.process.gc_pause import gc_paused
+from rl_distributed.process.gc_pause import gc_frozen, gc_paused
 from rl_distributed.workers import host
 
 
@@ -61,3 +61,16 @@ def test_a_worker_looks_for_garbage_once_its_class_is_imported(
     worker.load(f"{__name__}.{_Node.__name__}")
     assert gc.isenabled()
     assert gc.get_freeze_count() > frozen
+
+
+def test_what_exists_is_not_looked_at_for_a_while() -> None:
+    def fail(old: _Node) -> None:
+        with gc_frozen():
+            assert not _is_looked_at(old)
+            assert _is_looked_at(_Node())
+            raise ValueError("in the middle")
+
+    old = _Node()
+    with pytest.raises(ValueError, match="in the middle"):
+        fail(old)
+    assert _is_looked_at(old)

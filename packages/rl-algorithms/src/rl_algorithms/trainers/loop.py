@@ -34,6 +34,7 @@ from rl_distributed.batch.batched_data_dict import (
 )
 from rl_distributed.logs.logging import get_logger, log_context
 from rl_distributed.metrics import to_floats
+from rl_distributed.process.gc_pause import gc_frozen
 from rl_distributed.timing.timer import Timer
 from rl_models.policy.training_policy import TrainingPolicy
 
@@ -88,8 +89,9 @@ class TrainingLoop(Generic[ConfigT]):
         # The run returns to this state if workers are lost before the first checkpoint.
         self._recovery.begin(self._info())
         self._hooks.call("on_train_begin")
-        while not self._train_to_end():
-            pass
+        with gc_frozen():
+            while not self._train_to_end():
+                pass
         self._control.end()
         self._hooks.call("on_train_end")
         self._tools.finish_training()

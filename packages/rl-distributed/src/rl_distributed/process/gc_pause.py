@@ -1,4 +1,4 @@
-"""Pausing the garbage collector while long-lived objects are built.
+"""Keeping the garbage collector away from long-lived objects.
 
 Python collects garbage after a number of new objects, and traverses all objects each
 time their number has grown by a quarter. During the import of large libraries that
@@ -11,7 +11,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["gc_paused"]
+__all__ = ["gc_frozen", "gc_paused"]
 
 
 @contextmanager
@@ -32,3 +32,18 @@ def gc_paused() -> Iterator[None]:
         # The program may have disabled the collector itself.
         if was_enabled:
             gc.enable()
+
+
+@contextmanager
+def gc_frozen() -> Iterator[None]:
+    """Exempt the objects that exist now from garbage collection, until the end.
+
+    A program with large libraries has a million objects, and a collection that
+    traverses them stops all threads for a third of a second. New objects are collected
+    as usual. For a phase that is long, and that begins with everything built.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
