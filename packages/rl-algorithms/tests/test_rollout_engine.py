@@ -383,6 +383,29 @@ def test_several_turns_with_plain_text(tokenizer):
     assert generator.calls[1]["seeds"].tolist() == own.tolist()
 
 
+@pytest.mark.parametrize("num_prompts", [1, 2])
+def test_a_generator_may_return_other_dtypes(tokenizer, num_prompts):
+    class Narrow(Scripted):
+        def generate(self, data, greedy=False, *, sampling=None):
+            output = super().generate(data, greedy, sampling=sampling)
+            output["logprobs"] = output["logprobs"].to(torch.bfloat16)
+            for name in ("output_ids", "unpadded_sequence_lengths", "weight_version"):
+                output[name] = output[name].to(torch.int32)
+            return output
+
+    def played(kind):
+        generator = kind(tokenizer, lambda call, row, seed: "11$")
+        engine = RolloutEngine(generator, Judge(guessing), tokenizer, RolloutConfig())
+        rows = [{"prompt": "a:", "answer": "1"}] * num_prompts
+        return engine.run(make_batch(tokenizer, rows), seed=1).rows
+
+    narrow, usual = played(Narrow), played(Scripted)
+    for name, column in usual.items():
+        if isinstance(column, torch.Tensor):
+            assert narrow[name].dtype == column.dtype, name
+            torch.testing.assert_close(narrow[name], column, rtol=0.01, atol=0.0)
+
+
 def test_observations_follow_the_chat_template():
     chat = make_tokenizer(TEMPLATE)
     script = [["1$"], ["2"], ["3$"]]

@@ -255,8 +255,8 @@ class Conversations:
             # A sum over turns, in which only the last one decides whether the reward
             # applies (NaN or not).
             total[rows] = np.nan_to_num(total[rows]) + _array(value, np.float32)
-        self._outcome[rows] = verdict.outcome.numpy()
-        self.unfinished[rows] = ~verdict.terminateds.numpy()
+        self._outcome[rows] = _array(verdict.outcome, np.int8)
+        self.unfinished[rows] = ~_array(verdict.terminateds, np.bool_)
         for place, row in enumerate(self._active_list()):
             self._answers[row] = verdict.answers[place]
             self._metadata[row] = verdict.metadata[place]
@@ -426,8 +426,10 @@ class Conversations:
 
 
 def _array(column: Tensor, dtype: type[T]) -> NDArray[T]:
-    """Return a column as an array, which shares its memory if it has that dtype."""
-    return column.numpy().astype(dtype, copy=False)
+    """Return a column as an array, which shares its memory where that is possible."""
+    if column.dtype == torch.bfloat16:
+        column = column.float()  # numpy has no such type
+    return column.cpu().numpy().astype(dtype, copy=False)
 
 
 def _as_said(log: LLMMessageLogType) -> LLMMessageLogType:

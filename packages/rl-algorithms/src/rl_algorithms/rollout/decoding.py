@@ -35,9 +35,10 @@ def decode_answers(
         ends: [M] position after the last one.
     """
     texts: list[str] = []
-    for first in range(0, len(tokens), _ROWS):
+    ids = tokens.cpu().numpy()
+    for first in range(0, len(ids), _ROWS):
         rows = slice(first, first + _ROWS)
-        texts += _decode(tokenizer, tokens[rows].numpy(), starts[rows], ends[rows])
+        texts += _decode(tokenizer, ids[rows], starts[rows], ends[rows])
     return texts
 
 
