@@ -5,8 +5,9 @@ answer in `--slow-one-in`, by a hash of prompt and answer, on `--workers` that o
 wait. The same run is made synchronously and with each `--staleness`, one after the
 other on the same worker processes. One JSON line per run; `ratio` is its steps per hour
 over the synchronous run's, and `cpu_s_per_step` the CPU seconds of all processes.
-`--quick` rewards without waiting, on the one process that a run has by default: then
-the only gain is the overlap of sampling and training.
+`busy` is the share of the time in which the workers of a group had a call. `--quick`
+rewards without waiting, on the one process that a run has by default: then the only
+gain is the overlap of sampling and training.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import psutil
 
 import rl_algorithms as rl
 from rl_distributed import init_ray
+from rl_distributed.timing.timeline_file import TIMELINE, read_timeline
 from rl_models import ModelBuildConfig, build_model
 
 WARMUP_STEPS = 2
@@ -76,11 +78,44 @@ def _cpu_s() -> float:
     return total
 
 
+def busy(timeline: Path) -> dict[str, float]:
+    """Return the share of the time in which worker 0 of each group had a call.
+
+    Args:
+        timeline: File of a run.
+    """
+    found, _ = read_timeline(timeline, num_first=1_000_000, num_newest=0)
+    lines = [line for line in found if line["step"] > WARMUP_STEPS]
+    calls: dict[str, list[tuple[float, float]]] = {}
+    for line in lines:
+        for row in line["rows"]:
+            for _, start_us, duration_us in row["calls"]:
+                begin_s = line["start_s"] + start_us / 1e6
+                end_s = begin_s + duration_us / 1e6
+                calls.setdefault(row["name"], []).append((begin_s, end_s))
+    begin_s = lines[0]["start_s"]
+    end_s = lines[-1]["start_s"] + lines[-1]["seconds"]
+    shares = {}
+    for name in ("generation[0]", "policy[0]"):
+        total_s, until_s = 0.0, begin_s
+        # Calls overlap, and one that is not over at the end of a line comes twice.
+        for first_s, last_s in sorted(calls.get(name, [])):
+            total_s += max(0.0, min(last_s, end_s) - max(first_s, until_s))
+            until_s = max(until_s, last_s)
+        shares[name.removesuffix("[0]")] = round(total_s / (end_s - begin_s), 3)
+    return shares
+
+
 def run(
     options: argparse.Namespace, folder: Path, staleness: int | None, pool: Any
 ) -> dict[str, Any]:
     """Make one run and return its line."""
-    asynchronous = None if staleness is None else {"max_staleness": staleness}
+    asynchronous = None
+    if staleness is not None:
+        asynchronous = {
+            "max_staleness": staleness,
+            "weight_updates": options.weight_updates,
+        }
     name = "turns" if staleness is None else f"staleness-{staleness}"
     trainer = rl.GRPOTrainer.from_pretrained(
         folder / "model",
@@ -89,8 +124,8 @@ def run(
         max_num_epochs=1000,
         num_prompts_per_step=options.prompts,
         num_generations_per_prompt=8,
-        max_new_tokens=16,
-        max_total_sequence_length=32,
+        max_new_tokens=options.new_tokens,
+        max_total_sequence_length=16 + options.new_tokens,
         reference_policy_kl_penalty=0.0,
         **{
             "env.name": "reward",
@@ -98,6 +133,7 @@ def run(
             "env.num_workers": options.workers,
             "loss_fn.use_importance_sampling_correction": True,
             "grpo.asynchronous": asynchronous,
+            "policy.train_micro_batch_size": options.micro_batch_size,
             "checkpointing.enabled": False,
         },
     )
@@ -113,6 +149,7 @@ def run(
         "cpu_s_per_step": round(clock.cpu_s_per_step(), 3),
         "staleness": round(sum(clock.ages) / len(clock.ages), 2),
         "steps": options.steps,
+        "busy": busy(folder / name / TIMELINE),
     }
 
 
@@ -129,6 +166,11 @@ def main() -> None:
         help="processes of the environment; default 16, and 1 for --quick",
     )
     parser.add_argument("--prompts", type=int, default=8, help="per step")
+    parser.add_argument(
+        "--new-tokens", type=int, default=16, help="at most, per answer"
+    )
+    parser.add_argument("--micro-batch-size", type=int, default=4)
+    parser.add_argument("--weight-updates", default="between_answers")
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     options = parser.parse_args()
