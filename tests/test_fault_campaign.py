@@ -11,6 +11,8 @@ import fault_campaign
 import pytest
 from fault_campaign import CampaignError, Fault, Results, Run
 
+from rl_distributed.transfer.shared_memory import SharedMemoryLink
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(1_800)
@@ -52,3 +54,17 @@ class TestWhatAnErrorMustSay:
     def test_a_driver_that_is_killed_says_nothing(self) -> None:
         faults = [Fault("driver", "kill", 3, 0.0)]
         assert fault_campaign.way_on(ended(""), faults) == []
+
+
+def test_memory_of_a_program_that_runs_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fault_campaign, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(fault_campaign, "END_S", 0.1)
+    SharedMemoryLink.create(parent=tmp_path)
+    fault_campaign.check_shared_memory(set())
+    gone = tmp_path / f"rl-transfer-1-{2**30}-1-ab"
+    gone.mkdir()
+    with pytest.raises(CampaignError, match=gone.name):
+        fault_campaign.check_shared_memory(set())
+    fault_campaign.check_shared_memory({gone.name})
