@@ -221,6 +221,22 @@ class TestWeightsOfALostTrainer:
         assert calls[1] == calls[2]
         assert len(calls) == 5
 
+    def test_answers_that_the_generator_does_not_know_of_yet(self, tokenizer, tmp_path):
+        with ahead.Run(tokenizer, tmp_path, ahead.good, max_staleness=0) as run:
+            answers = run.sampler._answers
+            desk, order = answers._generator, []
+            send, take_stranded = answers.send, desk.take_stranded
+
+            def look(schedule):
+                answers.send = lambda: (order.append("send"), send())
+                desk.take_stranded = lambda: (order.append("take"), take_stranded())[1]
+                answers.end_going_back()
+                return list(order)
+
+            # Passed on later, they would wait for weights that wait for them.
+            assert run.sampler._controller.ask(look) == ["send", "take"]
+            assert run.step()[0] == "ab"
+
     def test_replicas_that_lose_their_weights_while_they_sample(
         self, tokenizer, tmp_path
     ):

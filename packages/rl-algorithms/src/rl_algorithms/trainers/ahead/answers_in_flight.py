@@ -154,7 +154,9 @@ class AnswersInFlight:
         }
         self._prompts.release_all_but({number for number, _ in kept})
         if self._shape.weight_updates == "between_answers":
-            # The weights come once no answer is in flight, so none may wait for them.
+            # The weights come once no answer is in flight, so none may wait for them,
+            # and none may begin to wait later.
+            self.send()
             for job in self._generator.take_stranded():
                 assert isinstance(job, Job)
                 self._ask_again(job)
