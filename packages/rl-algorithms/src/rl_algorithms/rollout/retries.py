@@ -42,9 +42,7 @@ class ConfiguredRetry:
 
     def __init__(self, config: RetryConfig | None = None) -> None:
         self.config = config if config is not None else RetryConfig()
-        outcomes = [int(Outcome[name.upper()]) for name in self.config.outcomes]
-        self._outcomes = frozenset(outcomes)
-        self._outcome_column = torch.tensor(outcomes, dtype=torch.int8)
+        self._outcomes = {int(Outcome[name.upper()]) for name in self.config.outcomes}
 
     def rows_to_resample(
         self, outcome: Tensor, group_index: Tensor, attempt: int, elapsed_s: float
@@ -53,10 +51,11 @@ class ConfiguredRetry:
         config = self.config
         late = config.deadline_s is not None and elapsed_s >= config.deadline_s
         is_over = attempt >= config.max_attempts or late
+        found = outcome.tolist()
         # The usual case, and quick for a single row.
-        if is_over or self._outcomes.isdisjoint(outcome.tolist()):
+        if is_over or self._outcomes.isdisjoint(found):
             return torch.zeros(0, dtype=torch.int64)
-        again = torch.isin(outcome, self._outcome_column)
+        again = torch.tensor([each in self._outcomes for each in found])
         if config.resample == "group":
             again = torch.isin(group_index, group_index[again])
         return again.nonzero().flatten()

@@ -44,8 +44,6 @@ class TokenRows:
         self.logprobs = np.zeros(input_ids.shape, np.float32)
         self.versions = np.full(input_ids.shape, -1, np.int64)
         """[N, S] version of the weights that sampled each token; -1 elsewhere."""
-        self._is_sampled = False
-        """Whether any row has a sampled token."""
         self.has_logprobs = True
         """Whether every answer came with log-probs."""
         self._pads = {"input_ids": pad_token_id, "versions": -1}
@@ -81,13 +79,12 @@ class TokenRows:
         # Generators may give one version per row; tokens of the prompt have none.
         versions = np.where(sampled, versions, -1)
         # The first answers of all rows, in most runs the only ones, need no copy.
-        if active is None and not self._is_sampled:
+        if active is None and not self.token_mask.any():
             self.input_ids = output_ids
             self.logprobs = logprobs
             self.token_mask = sampled.astype(np.float32)
             self.versions = versions
             self.lengths = lengths
-            self._is_sampled = True
             return
         self._widen(output_ids.shape[1])
         rows = np.arange(len(self.lengths)) if active is None else active
@@ -105,7 +102,6 @@ class TokenRows:
         # Not in place: `prompt_lengths` may be the same array.
         self.lengths = self.lengths.copy()
         self.lengths[rows] = lengths
-        self._is_sampled = True
 
     def _add_to_only_row(
         self,
@@ -128,7 +124,6 @@ class TokenRows:
         one = versions.shape[1] == 1
         self.versions[0, sampled] = versions[0, 0] if one else versions[0, sampled]
         self.lengths = lengths.copy()
-        self._is_sampled = True
 
     def append(self, rows: NDArray[np.int64], tokens: Sequence[Sequence[int]]) -> None:
         """Append tokens that were not sampled: messages of the environment.

@@ -16,7 +16,7 @@ __all__ = ["gc_frozen", "gc_paused"]
 
 @contextmanager
 def gc_paused() -> Iterator[None]:
-    """Pause the garbage collector; objects made meanwhile are exempt from it for good.
+    """Pause the garbage collector, and exempt objects made meanwhile from it.
 
     Objects are still freed when nothing refers to them. Only objects that refer to each
     other, and that became garbage before the end, are kept as long as the process. So
@@ -38,9 +38,10 @@ def gc_paused() -> Iterator[None]:
 def gc_frozen() -> Iterator[None]:
     """Exempt the objects that exist now from garbage collection, until the end.
 
-    A program with large libraries has a million objects, and a collection that
-    traverses them stops all threads for a third of a second. New objects are collected
-    as usual. For a phase that is long, and that begins with everything built.
+    In a program with large libraries, a collection that traverses all of their objects
+    stops all threads for a third of a second. New objects are collected as usual. For a
+    phase that is long, and that begins with everything built. At the end all objects
+    count again, also those of `gc_paused`.
     """
     gc.freeze()
     try:
