@@ -230,6 +230,8 @@ class TestAhead:
             **settings,
             **{
                 "policy.generation.stop_token_ids": [],
+                # Few at a time, so that a step is sampled longer than it is trained.
+                "policy.generation.max_batch_size": 2,
                 "record_training": True,
                 "max_num_steps": 8,
                 "val_period": 4,
@@ -489,7 +491,10 @@ class TestDistillation:
             max_total_sequence_length=64,
             max_num_steps=8,
             record_training=True,
-            **{"policy.generation.stop_token_ids": []},
+            **{
+                "policy.generation.stop_token_ids": [],
+                "policy.generation.max_batch_size": 2,
+            },
         )
         column = result.history.column
         mixed = column("train:asynchronous/mixed_version_rate")[1]
