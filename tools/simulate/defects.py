@@ -205,7 +205,7 @@ def _nobody_waits_for_stragglers() -> list[Patch]:
 
 @_defect("prompts are admitted without looking at how many can be trained on in time")
 def _no_back_pressure() -> list[Patch]:
-    def next_answer(self: sampling.Sampling, newest: int) -> Any:
+    def next_group(self: sampling.Sampling, newest: int) -> Any:
         state = self._state
         found = state.buffer.first_unsent(state.next_step, newest)
         if found is not None or state.order.is_used_up:
@@ -213,9 +213,9 @@ def _no_back_pressure() -> list[Patch]:
         prompt = state.order.draw()
         group = Group.of(prompt, state.settings.num_generations_per_prompt)
         state.buffer.add(group)
-        return group, group.answers[0]
+        return group
 
-    return [(sampling.Sampling, "_next_answer", next_answer)]
+    return [(sampling.Sampling, "_next_group", next_group)]
 
 
 @_defect("groups are sampled that no step of the run will train on")

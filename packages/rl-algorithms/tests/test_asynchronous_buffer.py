@@ -86,9 +86,10 @@ def test_answers_are_sampled_in_the_order_of_the_data():
     begun, fresh = group(1, 0), group(0)
     begun.answers[1].phase = AnswerPhase.UNSENT
     buffer = buffer_of(fresh, begun)
-    assert buffer.first_unsent(0, 0) == (fresh, fresh.answers[0])
+    assert buffer.first_unsent(0, 0) is fresh
     # Step 2 is too late for weights 0: only answers already started continue.
-    assert buffer.first_unsent(2, 0) == (begun, begun.answers[1])
+    assert buffer.first_unsent(2, 0) is begun
+    assert begun.answers_in(AnswerPhase.UNSENT) == [begun.answers[1]]
     assert buffer_of(group(0, 0)).first_unsent(0, 0) is None
 
 
@@ -119,7 +120,7 @@ def test_indexes_are_those_of_a_search_whatever_changes():
             if one.has(AnswerPhase.UNSENT) and (fits or one.oldest_version is not None)
         ]
         found = buffer.first_unsent(step, newest)
-        assert (found and found[0].number) == min(unsent, default=None)
+        assert (found and found.number) == min(unsent, default=None)
 
 
 def test_only_what_no_order_can_save_is_too_old():

@@ -28,6 +28,10 @@ class GroupBuffer:
         self._unsent_heap: list[int] = []
         """Those and some that are no longer unsent, with the first one at the top."""
         self._unscored: set[int] = set()
+        self._by_phase: dict[AnswerPhase | None, set[int]] = {
+            AnswerPhase.UNSENT: self._unsent,
+            AnswerPhase.SAMPLED: self._unscored,
+        }
         self._finished: set[int] = set()
         self._versions: Counter[int | None] = Counter()
         """Number of groups by oldest version, except for changes of `_recount`."""
@@ -48,22 +52,39 @@ class GroupBuffer:
         """Admit a group."""
         self._groups[group.number] = group
         group.watch(self._note)
-        self._note(group)
-
-    def _note(self, group: Group) -> None:
-        """Update the indexes after a change in a group's answers."""
         self._recount.add(group.number)
-        if group.number not in self._unsent and group.has(AnswerPhase.UNSENT):
-            heapq.heappush(self._unsent_heap, group.number)
-        for numbers, belongs in (
-            (self._unsent, group.has(AnswerPhase.UNSENT)),
-            (self._unscored, group.has(AnswerPhase.SAMPLED)),
-            (self._finished, group.is_finished),
-        ):
-            if belongs:
-                numbers.add(group.number)
-            else:
-                numbers.discard(group.number)
+        for phase in (AnswerPhase.UNSENT, AnswerPhase.SAMPLED, AnswerPhase.SCORED):
+            if group.has(phase):
+                self._note(group, None, phase)
+
+    def _note(
+        self, group: Group, left: AnswerPhase | None, entered: AnswerPhase | None
+    ) -> None:
+        """Update the indexes after a change in a group's answers.
+
+        Args:
+            group: The group.
+            left: Phase that an answer has left.
+            entered: Phase that it has entered; None: the oldest version may have
+                changed.
+        """
+        # Only the indexes of these phases: this runs several times per answer.
+        number = group.number
+        if entered is None:
+            self._recount.add(number)
+            return
+        numbers = self._by_phase.get(entered)
+        if numbers is not None and number not in numbers:
+            numbers.add(number)
+            if entered is AnswerPhase.UNSENT:
+                heapq.heappush(self._unsent_heap, number)
+        numbers = self._by_phase.get(left)
+        if left is not None and numbers is not None and not group.has(left):
+            numbers.discard(number)
+        if entered is AnswerPhase.SCORED and group.is_finished:
+            self._finished.add(number)
+        elif left is AnswerPhase.SCORED:
+            self._finished.discard(number)
 
     def remove(self, group: Group) -> None:
         """Remove a group."""
@@ -95,10 +116,8 @@ class GroupBuffer:
             len(self) + 1, next_step
         )
 
-    def first_unsent(
-        self, next_step: int, newest_version: int
-    ) -> tuple[Group, Answer] | None:
-        """Return the first answer still to be sampled, in the order of the data.
+    def first_unsent(self, next_step: int, newest_version: int) -> Group | None:
+        """Return the first group with an answer to sample, in the order of the data.
 
         A group that was begun always continues. A group that was not begun, such as one
         restored from a checkpoint, waits until some step can take it in time.
@@ -116,15 +135,23 @@ class GroupBuffer:
                     # Keep looking: a later group may be begun, and those always
                     # continue.
                     continue
-            return group, _first(group, AnswerPhase.UNSENT)
+            return group
         return None
 
-    def first_unscored(self) -> tuple[Group, Answer] | None:
-        """Return the first answer waiting for an environment."""
-        if not self._unscored:
-            return None
+    @property
+    def has_unsent(self) -> bool:
+        """Whether an answer is still to be sampled."""
+        return bool(self._unsent)
+
+    @property
+    def has_unscored(self) -> bool:
+        """Whether an answer is waiting for an environment."""
+        return bool(self._unscored)
+
+    def first_unscored(self) -> tuple[Group, Answer]:
+        """Return the first answer waiting for an environment, of one or more."""
         group = self._groups[min(self._unscored)]
-        return group, _first(group, AnswerPhase.SAMPLED)
+        return group, group.answers_in(AnswerPhase.SAMPLED)[0]
 
     def too_old(self, next_step: int) -> list[Group]:
         """Return the groups that no step can train on in time, in whatever order.
@@ -214,7 +241,3 @@ class GroupBuffer:
         # Without versions that no group has any more.
         self._versions = +self._versions
         return Counter({v: n for v, n in self._versions.items() if v is not None})
-
-
-def _first(group: Group, phase: AnswerPhase) -> Answer:
-    return next(answer for answer in group.answers if answer.phase is phase)

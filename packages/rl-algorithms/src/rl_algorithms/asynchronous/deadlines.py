@@ -29,7 +29,7 @@ class Deadlines:
     """The latest end of each wait, in seconds of the driver's clock."""
 
     def __init__(self) -> None:
-        self._ends: dict[Wait, tuple[float, int]] = {}
+        self._ends: dict[Wait, tuple[float, int, Wait]] = {}
         # The same entries ordered by time, because the driver asks for the earliest end
         # at each event. A heap cannot drop an entry from its middle, so cleared and
         # replaced ones stay until they reach the top.
@@ -39,12 +39,13 @@ class Deadlines:
     def set(self, wait: Wait, end_s: float) -> None:
         """Set or replace the deadline of a wait."""
         self._num_set += 1
-        self._ends[wait] = end_s, self._num_set
-        heappush(self._heap, (end_s, self._num_set, wait))
+        # The number keeps the order of waits that end at the same time.
+        entry = self._ends[wait] = end_s, self._num_set, wait
+        heappush(self._heap, entry)
         # Long runs clear nearly every wait early: without a rebuild the heap would grow
         # with the number of answers ever sampled.
         if len(self._heap) > _LEAST_HEAP + 2 * len(self._ends):
-            self._heap = [(*end, wait) for wait, end in self._ends.items()]
+            self._heap = list(self._ends.values())
             heapify(self._heap)
 
     def clear(self, wait: Wait) -> None:
@@ -59,11 +60,10 @@ class Deadlines:
     def next_s(self) -> float | None:
         """Return the earliest deadline, or None without any wait."""
         while self._heap:
-            end_s, number, wait = self._heap[0]
-            # The number tells a deadline from a later one of the same wait that ends at
-            # the same time.
-            if self._ends.get(wait) == (end_s, number):
-                return end_s
+            entry = self._heap[0]
+            # The very entry: a later one of the same wait may end at the same time.
+            if self._ends.get(entry[2]) is entry:
+                return entry[0]
             heappop(self._heap)
         return None
 

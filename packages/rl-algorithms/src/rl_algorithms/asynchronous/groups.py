@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
+from enum import StrEnum
 from typing import NamedTuple
 
 from rl_algorithms.asynchronous.prompt_order import Prompt
@@ -29,8 +29,10 @@ class AnswerName(NamedTuple):
     """Number of earlier attempts with other seeds."""
 
 
-class AnswerPhase(Enum):
+class AnswerPhase(StrEnum):
     """Progress of an answer."""
+
+    # Strings, because a plain member computes its hash in Python at each look-up.
 
     UNSENT = "unsent"
     SAMPLING = "sampling"
@@ -107,6 +109,9 @@ class Answer:
         self.phase, self.oldest_version = AnswerPhase.UNSENT, None
 
 
+_Watch = Callable[["Group", AnswerPhase | None, AnswerPhase | None], None]
+
+
 class Group:
     """A prompt with its answers, which are trained on together or not at all.
 
@@ -124,16 +129,19 @@ class Group:
         "_versions_changed",
         "_watch",
         "answers",
+        "number",
         "placed_on",
         "prompt",
     )
 
     def __init__(self, prompt: Prompt, answers: list[Answer]) -> None:
         self.prompt, self.answers = prompt, answers
+        self.number = prompt.number
+        """Number of the prompt."""
         self.placed_on: Worker | None = None
         """Generator of the last answer, whose cache already holds the prompt."""
         self._counts = dict.fromkeys(AnswerPhase, 0)
-        self._watch: Callable[[Group], None] | None = None
+        self._watch: _Watch | None = None
         self._oldest_version: int | None = None
         self._versions_changed = True
         for answer in answers:
@@ -145,7 +153,7 @@ class Group:
         self._counts[before] -= 1
         self._counts[after] += 1
         if self._watch is not None:
-            self._watch(self)
+            self._watch(self, before, after)
 
     def note_version(self) -> None:
         """Recompute the oldest version the next time it is read."""
@@ -153,10 +161,15 @@ class Group:
             return
         self._versions_changed = True
         if self._watch is not None:
-            self._watch(self)
+            self._watch(self, None, None)
 
-    def watch(self, watch: Callable[[Group], None]) -> None:
-        """Call `watch` after each change of a phase or of the oldest version."""
+    def watch(self, watch: _Watch) -> None:
+        """Call `watch` after each change of a phase or of the oldest version.
+
+        Args:
+            watch: Takes the group and the phases that an answer has left and entered,
+                None for a change of the version.
+        """
         self._watch = watch
         for answer in self.answers:
             answer.group = self
@@ -176,15 +189,14 @@ class Group:
         """Return whether an answer is in this phase."""
         return self._counts[phase] > 0
 
+    def answers_in(self, phase: AnswerPhase) -> list[Answer]:
+        """Return the answers in a phase, in their order."""
+        return [answer for answer in self.answers if answer.phase is phase]
+
     @classmethod
     def of(cls, prompt: Prompt, num_generations: int) -> Group:
         """Return a group without any sampled answer."""
         return cls(prompt, [Answer(sample) for sample in range(num_generations)])
-
-    @property
-    def number(self) -> int:
-        """Number of the prompt."""
-        return self.prompt.number
 
     @property
     def is_finished(self) -> bool:

@@ -66,14 +66,30 @@ class Sampling:
 
     def _send_answers(self) -> None:
         newest = self._state.versions.newest
-        if newest is None:
+        if newest is None or not self._may_have_answers:
             return
-        # Asked again for each answer, since the last one may have filled a generator.
-        while free := self._free_generators():
-            found = self._next_answer(newest)
-            if found is None:
-                return
-            self._sample(*found, self._best_for(*found, free), newest)
+        free = self._free_generators()
+        while free and (group := self._next_group(newest)) is not None:
+            for answer in group.answers_in(AnswerPhase.UNSENT):
+                generator = self._best_for(group, answer, free)
+                self._sample(group, answer, generator, newest)
+                if len(generator.tasks) >= self._state.settings.answers_per_generator:
+                    free.remove(generator)
+                    if not free:
+                        return
+
+    @property
+    def _may_have_answers(self) -> bool:
+        """Whether an answer may be left to sample: false after most events."""
+        state = self._state
+        return state.buffer.has_unsent or self._may_draw
+
+    @property
+    def _may_draw(self) -> bool:
+        """Whether prompts are left, and room for a group."""
+        state = self._state
+        has_room = state.num_groups < state.settings.group_limit
+        return has_room and not state.order.is_used_up
 
     def _free_generators(self) -> list[WorkerRecord]:
         state = self._state
@@ -85,20 +101,21 @@ class Sampling:
             and state.versions.may_sample(generator.worker)
         ]
 
-    def _next_answer(self, newest: int) -> tuple[Group, Answer] | None:
-        """Return an answer to sample, from an admitted group or from a new one."""
+    def _next_group(self, newest: int) -> Group | None:
+        """Return a group with an answer to sample: an admitted one, or else a new one.
+
+        All of its answers come before those of another group.
+        """
         state = self._state
         found = state.buffer.first_unsent(state.next_step, newest)
         if found is not None:
             return found
-        if state.order.is_used_up or state.num_groups >= state.settings.group_limit:
-            return None
-        if not state.buffer.may_admit(state.next_step, newest):
+        if not self._may_draw or not state.buffer.may_admit(state.next_step, newest):
             return None
         prompt = state.order.draw()
         group = Group.of(prompt, state.settings.num_generations_per_prompt)
         state.buffer.add(group)
-        return group, group.answers[0]
+        return group
 
     def _best_for(
         self, group: Group, answer: Answer, free: list[WorkerRecord]
@@ -108,6 +125,9 @@ class Sampling:
         Avoid the one where the answer failed; prefer the one that has already computed
         the prompt for another answer, then the least busy one.
         """
+        # Without a choice no keys are made: this runs for each answer.
+        if len(free) == 1:
+            return free[0]
         return min(
             free,
             key=lambda generator: (
@@ -123,14 +143,13 @@ class Sampling:
         self, group: Group, answer: Answer, generator: WorkerRecord, version: int
     ) -> None:
         state, worker = self._state, generator.worker
-        number = state.new_task(Task(group, answer, worker, state.now_s))
+        limit_s = state.settings.limits.answer_s
+        number = state.new_task(group, answer, worker, "answer", limit_s)
         answer.phase = AnswerPhase.SAMPLING
         # A lower bound until the answer arrives: newer weights may come in between,
         # older ones cannot.
         answer.oldest_version = version
         group.placed_on = worker
-        end_s = state.now_s + state.settings.limits.answer_s
-        state.deadlines.set(Wait("answer", worker, number), end_s)
         name = group.name_of(answer, state.settings.num_prompts_per_step)
         incarnation = generator.incarnation
         state.actions.append(
@@ -139,29 +158,30 @@ class Sampling:
 
     def _send_scores(self) -> None:
         state = self._state
-        while True:
+        # Looked at first: few events leave an answer without a verdict.
+        while state.buffer.has_unscored:
             free = [
                 environment
                 for environment in state.workers.environments
                 if environment.phase is WorkerPhase.READY
                 and len(environment.tasks) < state.settings.answers_per_environment
             ]
-            found = state.buffer.first_unscored() if free else None
-            if found is None:
+            if not free:
                 return
-            group, answer = found
+            group, answer = state.buffer.first_unscored()
             environment = self._least_busy(answer, free)
             worker = environment.worker
-            number = state.new_task(Task(group, answer, worker, state.now_s))
+            limit_s = state.settings.limits.score_s
+            number = state.new_task(group, answer, worker, "score", limit_s)
             answer.phase = AnswerPhase.SCORING
-            end_s = state.now_s + state.settings.limits.score_s
-            state.deadlines.set(Wait("score", worker, number), end_s)
             assert answer.rows is not None
             state.actions.append(
                 Score(worker, environment.incarnation, number, answer.rows)
             )
 
     def _least_busy(self, answer: Answer, free: list[WorkerRecord]) -> WorkerRecord:
+        if len(free) == 1:
+            return free[0]
         return min(
             free,
             key=lambda environment: (

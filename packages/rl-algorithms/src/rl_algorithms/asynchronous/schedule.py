@@ -121,23 +121,33 @@ class Schedule:
         return actions
 
     def _handle(self, event: Event) -> None:
-        if isinstance(event, Begin):
-            self._begin()
-        elif isinstance(event, Tick):
-            for wait in self._state.deadlines.take_passed(event.at_s):
-                self._failures.time_is_up(wait)
-        elif isinstance(event, StopRequested):
-            self._state.stop_reason = event.reason
-        elif isinstance(event, RunPaused | RunResumed):
-            self._training.hold(isinstance(event, RunPaused))
-        elif isinstance(event, StepTrained | CheckpointSaved | TrainerReady):
-            if self._is_current(TRAINER, event.incarnation):
-                self._of_trainer[type(event)](event)
-        elif self._is_current(event.worker, event.incarnation):
-            self._of_workers[type(event)](event)
-        if isinstance(event, Answered) and event.task not in self._state.kept:
+        # By class, the most frequent ones first: there are two events per answer.
+        message: Any = event
+        kind = type(event)
+        if kind in self._of_workers:
+            if self._is_current(message.worker, message.incarnation):
+                self._of_workers[kind](message)
+        elif kind in self._of_trainer:
+            if self._is_current(TRAINER, message.incarnation):
+                self._of_trainer[kind](message)
+        else:
+            self._control(event)
+        if kind is Answered and message.task not in self._state.kept:
             # It was rejected or came too late: the driver must not keep its rows.
-            self._discard(event.task)
+            self._discard(message.task)
+
+    def _control(self, event: Event) -> None:
+        """Process an event that comes from no worker."""
+        match event:
+            case Begin():
+                self._begin()
+            case Tick(at_s):
+                for wait in self._state.deadlines.take_passed(at_s):
+                    self._failures.time_is_up(wait)
+            case StopRequested(_, reason):
+                self._state.stop_reason = reason
+            case RunPaused() | RunResumed():
+                self._training.hold(isinstance(event, RunPaused))
 
     def _begin(self) -> None:
         self._state.has_begun = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from rl_algorithms.asynchronous.actions import Action, Fail, Finish
 from rl_algorithms.asynchronous.buffer import GroupBuffer
@@ -24,7 +25,8 @@ class Task:
     group: Group
     answer: Answer
     worker: Worker
-    sent_s: float
+    wait: Wait
+    """What its deadline is set for."""
 
 
 class RunState:
@@ -91,12 +93,21 @@ class RunState:
             return f"max_num_epochs ({self.settings.max_num_epochs}) reached"
         return None
 
-    def new_task(self, task: Task) -> int:
-        """Register a task and return its number."""
+    def new_task(
+        self,
+        group: Group,
+        answer: Answer,
+        worker: Worker,
+        what: Literal["answer", "score"],
+        limit_s: float,
+    ) -> int:
+        """Register a task with its deadline, and return its number."""
         number = self.num_tasks
         self.num_tasks += 1
-        self.tasks[number] = task
-        self.workers[task.worker].tasks.add(number)
+        wait = Wait(what, worker, number)
+        self.tasks[number] = Task(group, answer, worker, wait)
+        self.workers[worker].tasks.add(number)
+        self.deadlines.set(wait, self.now_s + limit_s)
         return number
 
     def end_task(self, number: int) -> Task:
@@ -108,8 +119,7 @@ class RunState:
     def drop_task(self, number: int) -> Task:
         """Remove a task from those in flight, with its deadline, and return it."""
         task = self.end_task(number)
-        what = "score" if task.worker.kind == "environment" else "answer"
-        self.deadlines.clear(Wait(what, task.worker, number))
+        self.deadlines.clear(task.wait)
         return task
 
     def admit(self, group: Group) -> None:

@@ -147,4 +147,8 @@ class WeightVersions:
         return self._updates == "between_tokens" or oldest == newest
 
     def _of(self, generator: Worker) -> _Served:
-        return self._served.setdefault(generator, _Served())
+        # Not `setdefault`, which would make a new one at each call.
+        served = self._served.get(generator)
+        if served is None:
+            served = self._served[generator] = _Served()
+        return served
