@@ -26,6 +26,7 @@ class Row:
     """A row that notes what it is told."""
 
     sampling = (False, None)
+    opening = None
 
     def __init__(self):
         self.is_cancelled = False

@@ -7,7 +7,7 @@ Shapes: P prompts, N rows, several per prompt; M of them are active.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,6 +39,30 @@ from rl_models.types import GenerationDatumSpec, GenerationOutputSpec
 __all__ = ["Conversations"]
 
 T = TypeVar("T", bound=np.generic)
+
+# State with an entry per row, except for stop strings and limits, which may be None.
+_ARRAYS = (
+    "_cut_answers",
+    "_env_tokens",
+    "_generation_lengths",
+    "_loss_multiplier",
+    "_outcome",
+    "_rewards",
+    "_truncated",
+    "_weight_version",
+    "num_turns",
+    "unfinished",
+)
+_LISTS = (
+    "_answers",
+    "_branches",
+    "_errors",
+    "_extra_env_info",
+    "_metadata",
+    "_num_prompt_messages",
+    "_texts",
+    "message_logs",
+)
 
 
 class Conversations:
@@ -195,6 +219,34 @@ class Conversations:
                 answer[TRUNCATED_KEY] = True
             self.message_logs[row].append(answer)
             self._texts[row] += text
+
+    def split(self, names: Sequence[RowNames]) -> list[Conversations]:
+        """Return each row by itself; none may have ended or got a verdict yet.
+
+        Args:
+            names: [N] identity of each row in a batch that has only its prompt.
+        """
+        tokens = self.tokens.split()
+        arrays = {name: getattr(self, name) for name in _ARRAYS}
+        lists = {name: getattr(self, name) for name in _LISTS}
+        found = []
+        for row, name in enumerate(names):
+            one = Conversations.__new__(Conversations)
+            # A dictionary of its own with all that rows share, such as the tokenizer.
+            mine = one.__dict__
+            mine.update(self.__dict__)
+            for key, array in arrays.items():
+                mine[key] = array[row : row + 1]
+            for key, values in lists.items():
+                mine[key] = values[row : row + 1]
+            if self._stop_strings is not None:
+                one._stop_strings = self._stop_strings[row : row + 1]
+            if self._limits is not None:
+                one._limits = self._limits.row(row)
+            one.names, one.tokens, one.num_rows = name, tokens[row], 1
+            one._named_rewards, one._limited_by, one._begun = {}, {}, set()
+            found.append(one)
+        return found
 
     def fail(self, error: Exception) -> None:
         """End the active rows, because sampling failed."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rl_algorithms.errors import AlgorithmError
+from rl_algorithms.rollout.call_rows import CallRows, SampledRow
 from rl_distributed.batch.batched_data_dict import (
     BatchedDataDict,
 )
@@ -24,55 +25,16 @@ from rl_models.errors import GenerationError, WeightSyncError
 from rl_models.interfaces import GenerationInterface
 from rl_models.model_traits import GeneratorTraits
 from rl_models.types import (
-    GenerationDatumSpec,
-    GenerationInput,
     GenerationOutputSpec,
-    SamplingParams,
 )
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["GeneratorDesk", "LoadableWeights", "SampledRow"]
+__all__ = ["GeneratorDesk", "LoadableWeights"]
 
 # A generator with more replicas than that spreads the rows of each call over several.
 _MOST_CALLS = 64
-
-
-class SampledRow(Protocol):
-    """A row that waits for the generator; called in the threads of the desk."""
-
-    @property
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
-        ...
-
-    @property
-    def sampling(self) -> tuple[bool, SamplingParams | None]:
-        """Whether the most likely token is taken, and how to sample otherwise.
-
-        Rows of one call share them; None: as the generator is set.
-        """
-        ...
-
-    def note_version(self, version: int) -> None:
-        """Be told of weights that have sampled it, before it gets its answer.
-
-        Called for those of its oldest and of its newest token.
-        """
-        ...
-
-    def question(self) -> BatchedDataDict[GenerationDatumSpec]:
-        """Return the row that `generate` takes."""
-        ...
-
-    def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
-        """Take the row that `generate` gave back."""
-        ...
-
-    def fail(self, error: Exception) -> None:
-        """Be told why it could not be sampled."""
-        ...
 
 
 class LoadableWeights(Protocol):
@@ -298,14 +260,9 @@ class GeneratorDesk:
                 self._changed.notify_all()
 
     def _sample(self, jobs: Sequence[SampledRow], served: _Served) -> None:
-        rows: list[GenerationInput] = [job.question() for job in jobs]
-        if any("stop_strings" in row for row in rows):
-            for row in rows:
-                # A column must be in all rows or in none.
-                row.setdefault("stop_strings", [None])
-        batch: GenerationInput = BatchedDataDict.from_batches(
-            rows, {"input_ids": self._pad}
-        )
+        rows = CallRows(jobs)
+        jobs = rows.rows
+        batch = rows.questions(self._pad)
         try:
             greedy, sampling = jobs[0].sampling
             output = self._generation.generate(batch, greedy, sampling=sampling)
@@ -328,8 +285,7 @@ class GeneratorDesk:
             self._on_answers(jobs, error)
             return
         self._note_versions(jobs, output, served)
-        for place, job in enumerate(jobs):
-            job.answer(output.slice(place, place + 1))
+        rows.answer(output)
         self._on_answers(jobs, None)
 
     def _wait_for_weights(

@@ -7,19 +7,25 @@ question -> (the generator) -> answer -> logs -> (the environment) -> judge --+
 ```
 `RolloutEngine.run` plays a batch in lockstep. Here each conversation proceeds on its
 own, and the caller batches whatever is waiting. Tokens, seeds and endings are the same.
+`FirstTurns` handles those that begin in the same call of the generator as a batch: the
+first answer is the only one in most runs, and row by row it costs ten times as much.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from rl_algorithms.data.types import LLMMessageLogType, PromptSpec, Tokenizer
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.conversations import Conversations
 from rl_algorithms.rollout.row_names import RowNames
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
+from rl_envs.task_limits import LIMITS_KEY
+from rl_models.tokens.tokenizer import pad_token_id
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec
 
 if TYPE_CHECKING:
@@ -28,7 +34,17 @@ if TYPE_CHECKING:
     from rl_algorithms.rollout.trajectories import Trajectories
     from rl_envs.task_limits import TaskLimits
 
-__all__ = ["OpenConversation"]
+__all__ = ["FirstTurns", "OpenConversation"]
+
+# Columns of prompts that conversations read; others may not fit into one batch.
+_COLUMNS = (
+    "input_ids",
+    "input_lengths",
+    "loss_multiplier",
+    "message_log",
+    "extra_env_info",
+    "stop_strings",
+)
 
 
 class OpenConversation:
@@ -55,16 +71,36 @@ class OpenConversation:
         observations: ObservationEncoder,
         limits: TaskLimits | None = None,
     ) -> None:
-        self._seed, self._step, self._prompt, sample, attempt = place
-        one = [np.array([number], np.int64) for number in (0, sample, attempt)]
+        self._seed, self._step, self._prompt, *numbers = place
         # Row 0 of `prompt`; its index in the step only enters the seeds.
-        self._rows = Conversations(prompt, RowNames(*one), tokenizer, limits)
+        one = [np.array([number], np.int64) for number in (0, *numbers)]
+        self._names = RowNames(*one)
+        self._start = prompt, tokenizer, limits
+        self._opened: Conversations | None = None
         self._config, self._observations = config, observations
         self._turn = 0
         self.needs_verdict = False
         """Whether the environment still has to judge the latest answer."""
         self.goes_on = True
         """Whether another answer follows."""
+
+    @property
+    def _rows(self) -> Conversations:
+        """Its row, made when it is first needed unless by `FirstTurns`."""
+        if self._opened is None:
+            prompt, tokenizer, limits = self._start
+            self._opened = Conversations(prompt, self._names, tokenizer, limits)
+        return self._opened
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it has no answer yet, so that `FirstTurns` takes it."""
+        return self._opened is None
+
+    def fits_beside(self, other: OpenConversation) -> bool:
+        """Return whether `FirstTurns` can have both."""
+        mine, its = self._start[0], other._start[0]
+        return mine is its or _kind(mine) == _kind(its)
 
     @property
     def is_last_turn(self) -> bool:
@@ -79,6 +115,9 @@ class OpenConversation:
     def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
         """Add the output row of `generate`."""
         self._rows.add_answers(output)
+        self._end_turn()
+
+    def _end_turn(self) -> None:
         self._turn += 1
         self.needs_verdict = True
         self.goes_on = not self.is_last_turn
@@ -105,6 +144,8 @@ class OpenConversation:
 
     def take_ended(self) -> list[Any]:
         """Return the metadata to close, once, if the conversation goes on no more."""
+        if self._opened is None:
+            return []
         return self._rows.take_ended(all_rows=True)
 
     def judge(self, verdict: Verdict) -> None:
@@ -132,3 +173,64 @@ class OpenConversation:
     def num_tokens(self) -> int:
         """Number of sampled tokens."""
         return int(self._rows.tokens.token_mask.sum())
+
+
+def _kind(prompt: BatchedDataDict[PromptSpec]) -> list[bool]:
+    """Return what prompts of one batch must have in common."""
+    [info] = prompt.get("extra_env_info") or [{}]
+    # In a batch, tasks without limits are told so, and by themselves they are told
+    # nothing.
+    return [LIMITS_KEY in info, *(name in prompt for name in _COLUMNS)]
+
+
+class FirstTurns:
+    """New conversations, asked for and answered together.
+
+    Args:
+        conversations: Of one engine and run, each of which `fits_beside` the others.
+    """
+
+    def __init__(self, conversations: Sequence[OpenConversation]) -> None:
+        self._conversations = conversations
+        # Most prompts have several of the conversations.
+        prompts = {id(one._start[0]): one._start[0] for one in conversations}
+        index = {key: place for place, key in enumerate(prompts)}
+        _, tokenizer, limits = conversations[0]._start
+        columns = [
+            {name: prompt[name] for name in _COLUMNS if name in prompt}
+            for prompt in prompts.values()
+        ]
+        self._rows = Conversations(
+            BatchedDataDict.from_batches(
+                columns, {"input_ids": pad_token_id(tokenizer)}
+            ),
+            self._names([index[id(one._start[0])] for one in conversations]),
+            tokenizer,
+            limits,
+        )
+
+    def questions(self) -> BatchedDataDict[GenerationDatumSpec]:
+        """Return the input rows of `generate`, one per conversation."""
+        names = self._names([one._prompt for one in self._conversations])
+        steps = np.array([one._step for one in self._conversations])
+        seeds = torch.empty(len(steps), dtype=torch.int64)
+        for step in np.unique(steps).tolist():
+            rows = (steps == step).nonzero()[0]
+            seed = self._conversations[0]._seed
+            seeds[rows] = names.select(rows).seeds(seed, step, 0, 0)
+        return self._rows.generation_input(seeds)
+
+    def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
+        """Add the output rows of `generate`; conversations go on by themselves."""
+        self._rows.add_answers(output)
+        rows = self._rows.split([one._names for one in self._conversations])
+        for one, row in zip(self._conversations, rows, strict=True):
+            one._opened = row
+            one._end_turn()
+
+    def _names(self, prompts: Sequence[int]) -> RowNames:
+        return RowNames(
+            np.array(prompts, np.int64),
+            np.concatenate([one._names.sample for one in self._conversations]),
+            np.concatenate([one._names.attempt for one in self._conversations]),
+        )

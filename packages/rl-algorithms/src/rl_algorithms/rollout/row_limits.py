@@ -64,6 +64,12 @@ class RowLimits:
         limits = [limits_of(each, default) for each in columns]
         return cls([limits[prompt] for prompt in prompts])
 
+    def row(self, row: int) -> RowLimits:
+        """Return the limits of one row by itself, with the same clock."""
+        one = RowLimits(self._limits[row : row + 1])
+        one._begin_s = self._begin_s
+        return one
+
     def told(self, metadata: Sequence[Any]) -> list[Any]:
         """Return metadata with the limits in force, for environments that read them."""
         return [

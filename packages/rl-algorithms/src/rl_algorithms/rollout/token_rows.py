@@ -125,6 +125,23 @@ class TokenRows:
         self.versions[0, sampled] = versions[0, 0] if one else versions[0, sampled]
         self.lengths = lengths.copy()
 
+    def split(self) -> list[TokenRows]:
+        """Return each row by itself, no wider than its tokens."""
+        found = []
+        for row, length in enumerate(self.lengths.tolist()):
+            one = TokenRows.__new__(TokenRows)
+            one.__dict__.update(self.__dict__)
+            # Copies, as views would keep the columns of all rows alive until the last
+            # of them has ended.
+            one.input_ids = self.input_ids[row : row + 1, :length].copy()
+            one.token_mask = self.token_mask[row : row + 1, :length].copy()
+            one.logprobs = self.logprobs[row : row + 1, :length].copy()
+            one.versions = self.versions[row : row + 1, :length].copy()
+            one.lengths = self.lengths[row : row + 1]
+            one.prompt_lengths = self.prompt_lengths[row : row + 1]
+            found.append(one)
+        return found
+
     def append(self, rows: NDArray[np.int64], tokens: Sequence[Sequence[int]]) -> None:
         """Append tokens that were not sampled: messages of the environment.
 

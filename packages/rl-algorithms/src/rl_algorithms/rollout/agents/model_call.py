@@ -47,6 +47,8 @@ class ModelCall:
         self._tokens, self._seed, self._stop = tokens, seed, stop
         self.sampling = sampling
         """See `SampledRow`."""
+        self.opening = None
+        """See `SampledRow`."""
         self._on_version = on_version
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Sampled] = self._loop.create_future()

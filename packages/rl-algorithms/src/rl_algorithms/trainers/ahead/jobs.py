@@ -40,6 +40,11 @@ class Job:
         """Sampling parameters; None for those of the generator."""
         return False, None
 
+    @property
+    def opening(self) -> OpenConversation | None:
+        """The conversation, while it has no answer; None afterwards."""
+        return self._turns if self._turns.is_new else None
+
     def question(self) -> BatchedDataDict[GenerationDatumSpec]:
         """Return the row that `generate` takes for the next answer."""
         return self._turns.question()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from rl_algorithms.trainers.ahead.weights import (
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics.values import Max, Mean, MetricValue, Sum
+from rl_distributed.process.thread_switches import frequent_thread_switches
 from rl_models.errors import WeightSyncError
 from rl_models.interfaces import GenerationInterface
 from rl_models.weights.sync import WeightSynchronizer
@@ -127,6 +129,10 @@ class AheadSampler:
         )
         if saved is not None:
             self._answers.restore(saved.answers)
+        self._resources = ExitStack()
+        # An answer passes through four threads, each of which would wait for one that
+        # computes, such as the trainer's.
+        self._resources.enter_context(frequent_thread_switches())
         self._controller.start(self._resumed)
         self._controller.tell(ev.Begin)
 
@@ -302,6 +308,7 @@ class AheadSampler:
         # The controller first, so that results of the desks cause no further requests.
         self._controller.close(_CLOSE_S)
         self._answers.close(_CLOSE_S)
+        self._resources.close()
 
     def _wait(self, holds: Callable[[], bool]) -> None:
         """Wait in the trainer's thread; the schedule's deadlines bound the wait."""
