@@ -11,7 +11,7 @@ One JSON line per size, with the CPU seconds (median of the rounds) of
 - `rollout`: seeds, texts of the answers, verdicts, rows of the result, metrics,
 - `advantages`: of GRPO,
 
-and for asynchronous runs `schedule`: decisions on the same number of answers, three
+and for asynchronous runs `schedule`: decisions on the same number of answers, two
 events each, at `--events`. The last lines have the exponent with which cost grows: 1 if
 linear.
 """

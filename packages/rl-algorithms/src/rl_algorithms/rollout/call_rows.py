@@ -35,7 +35,7 @@ class SampledRow(Protocol):
 
     @property
     def opening(self) -> OpenConversation | None:
-        """A conversation without an answer, to be asked for together with others."""
+        """A new conversation, to be asked for together with others; else None."""
         ...
 
     def note_version(self, version: int) -> None:

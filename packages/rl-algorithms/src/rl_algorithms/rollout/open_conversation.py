@@ -8,7 +8,7 @@ question -> (the generator) -> answer -> logs -> (the environment) -> judge --+
 `RolloutEngine.run` plays a batch in lockstep. Here each conversation proceeds on its
 own, and the caller batches whatever is waiting. Tokens, seeds and endings are the same.
 `FirstTurns` handles those that begin in the same call of the generator as a batch: the
-first answer is the only one in most runs, and row by row it costs ten times as much.
+first answer is the only one in most runs, and row by row it costs several times more.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class OpenConversation:
 
     @property
     def is_new(self) -> bool:
-        """Whether it has no answer yet, so that `FirstTurns` takes it."""
+        """Whether `FirstTurns` can take it: nobody has asked for it alone."""
         return self._opened is None
 
     def fits_beside(self, other: OpenConversation) -> bool:

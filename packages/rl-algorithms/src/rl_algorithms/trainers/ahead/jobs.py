@@ -42,7 +42,7 @@ class Job:
 
     @property
     def opening(self) -> OpenConversation | None:
-        """The conversation, while it has no answer; None afterwards."""
+        """The conversation, while `FirstTurns` can take it; None afterwards."""
         return self._turns if self._turns.is_new else None
 
     def question(self) -> BatchedDataDict[GenerationDatumSpec]:

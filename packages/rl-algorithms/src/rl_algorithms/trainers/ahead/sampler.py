@@ -129,11 +129,11 @@ class AheadSampler:
         )
         if saved is not None:
             self._answers.restore(saved.answers)
-        self._resources = ExitStack()
-        # An answer passes through four threads, each of which would wait for one that
-        # computes, such as the trainer's.
-        self._resources.enter_context(frequent_thread_switches())
         self._controller.start(self._resumed)
+        # Until `close`: an answer passes through four threads, each of which would wait
+        # for one that computes, such as the trainer's.
+        self._switches = ExitStack()
+        self._switches.enter_context(frequent_thread_switches())
         self._controller.tell(ev.Begin)
 
     def _resume(self, schedule: Schedule, state: Mapping[str, Any] | None) -> None:
@@ -308,7 +308,7 @@ class AheadSampler:
         # The controller first, so that results of the desks cause no further requests.
         self._controller.close(_CLOSE_S)
         self._answers.close(_CLOSE_S)
-        self._resources.close()
+        self._switches.close()
 
     def _wait(self, holds: Callable[[], bool]) -> None:
         """Wait in the trainer's thread; the schedule's deadlines bound the wait."""
