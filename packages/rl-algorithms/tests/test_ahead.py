@@ -24,6 +24,7 @@ from rl_algorithms.ppo.config import PPOConfig
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.engine import RolloutEngine
 from rl_algorithms.rollout.judge import Judge
+from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.trainers.ahead import scoring
 from rl_algorithms.trainers.ahead.answer_files import read_answers, write_answers
 from rl_algorithms.trainers.ahead.jobs import Job
@@ -767,8 +768,27 @@ def test_no_thread_wakes_where_nothing_is_to_be_closed():
             assert desk._ended == waiting
 
 
+@pytest.mark.parametrize(("keeps", "num_seeds"), [(True, 16), (False, 0)])
+def test_seeds_are_computed_for_environments_that_begin(
+    tokenizer, tmp_path, monkeypatch, keeps, num_seeds
+):
+    seeds, start_seeds = [], RowNames.start_seeds
+
+    def counted(names, *place):
+        seeds.extend(start_seeds(names, *place).tolist())
+        return start_seeds(names, *place)
+
+    monkeypatch.setattr(RowNames, "start_seeds", counted)
+    environment = Keeping() if keeps else scripted.Judge(good)
+    with Run(tokenizer, tmp_path, environment, max_staleness=1) as run:
+        [run.step() for _ in range(4)]
+    assert len(seeds) == num_seeds
+
+
 class Clocked:
     """A judge whose verdicts take as long as the test sets."""
+
+    begins = False
 
     def __init__(self, clock):
         self.clock, self.sizes, self.verdict_s = clock, [], 0.0

@@ -138,6 +138,9 @@ class Judge:
         self._resets = has_own(environment, "reset")
         self.closes = has_own(environment, "close")
         """Whether `close` does anything."""
+        self.begins = self._resets or self.closes
+        """Whether it matters that a conversation begins. Where it does not, its seed
+        need not be computed, which costs more than a quick verdict."""
         self.last_failure = ""
         """Description of the latest failure, to append to a sentence."""
 

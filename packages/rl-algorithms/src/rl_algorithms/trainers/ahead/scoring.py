@@ -158,7 +158,7 @@ class EnvironmentDesk:
         verdict = self._judge.step(
             [conversation.log for conversation in conversations],
             [conversation.metadata for conversation in conversations],
-            [scoring.job.begin() for scoring in taken],
+            [s.job.begin() for s in taken] if self._judge.begins else None,
         )
         self._note_duration((time.monotonic() - began_s) / len(taken))
         self._on_verdicts(list(zip(taken, verdict.rows(), strict=True)))
