@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from rl_algorithms.data import sources
-from rl_algorithms.data.config import DatasetConfig
+from rl_algorithms.data.config import DatasetConfig, SourceConfig
 from rl_algorithms.data.sources import load_configured, load_dataset_any
 from rl_algorithms.errors import (
     ColumnError,
@@ -211,6 +211,18 @@ def test_configured_sources(tmp_path):
     assert "sorting" in name
     assert not {r["prompt"] for r in trained} & {r["prompt"] for r in held_out}
     assert load_configured(tasks())[0] == trained
+
+
+@pytest.mark.parametrize(
+    "row", [{"answer": "3", "solution": "1 + 2"}, {"solution": "1 + 2", "answer": "3"}]
+)
+def test_a_renamed_column_replaces_one_of_its_name(row):
+    source = SourceConfig(path="rows.jsonl", columns={"answer": "solution"})
+    assert sources.with_columns([row], source) == [{"answer": "1 + 2"}]
+    swapped = source.replace(columns={"answer": "solution", "solution": "answer"})
+    assert sources.with_columns([row], swapped) == [
+        {"answer": "1 + 2", "solution": "3"}
+    ]
 
 
 def test_bad_configured_sources():

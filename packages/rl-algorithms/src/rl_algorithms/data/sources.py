@@ -178,7 +178,12 @@ def shape_row(row: Row, index: int, config: SourceConfig) -> Row | None:
             f"{did_you_mean(missing[0], list(row))}; it has "
             f"{', '.join(map(repr, row))}"
         )
-    return {renamed.get(key, key): value for key, value in row.items()}
+    return {
+        renamed.get(key, key): value
+        for key, value in row.items()
+        # A renamed column replaces one of its new name, whichever comes first.
+        if key in renamed or key not in config.columns
+    }
 
 
 def describe_source(source: Any) -> str:
