@@ -58,6 +58,26 @@ def test_a_fingerprint_tells_rows_and_their_order_apart() -> None:
     assert all(len(digits) == 16 for digits in found)
 
 
+def test_a_fingerprint_takes_values_that_json_lacks() -> None:
+    board = {"prompt": "x", "board": {(0, 0): 1, "size": {2: [{None: 3}]}}}
+    (record,) = module({}, train=[board]).provenance
+    moved = {"prompt": "x", "board": {(0, 1): 1, "size": {2: [{None: 3}]}}}
+    assert record.fingerprint != fingerprint([moved])
+
+
+def test_a_fingerprint_is_the_same_in_each_process() -> None:
+    class Judge:
+        pass
+
+    # Kept, as an object that is gone may leave its place in memory to the next one.
+    kept = [Judge(), Judge()]
+    assert len({fingerprint([{"judge": judge}]) for judge in kept}) == 1
+    # Of these, the one that is added first comes first.
+    sets = [{0, 8}, {8, 0}]
+    assert [repr(value) for value in sets] == ["{0, 8}", "{8, 0}"]
+    assert len({fingerprint([{"tags": tags}]) for tags in sets}) == 1
+
+
 def test_a_fingerprint_of_many_rows_reads_a_thousand() -> None:
     read = []
 

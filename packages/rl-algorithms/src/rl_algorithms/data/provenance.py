@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from rl_algorithms.data.formats import data_formats
 from rl_algorithms.data.loading import LoadedSource
@@ -74,9 +76,40 @@ def fingerprint(rows: Rows) -> str:
     count = min(len(rows), _MOST_ROWS)
     for place in range(count):
         row = dict(rows[place * len(rows) // count])
-        # Sorted, as readers may order columns differently; repr covers dates and
-        # arrays.
-        text = json.dumps(row, sort_keys=True, default=repr, ensure_ascii=False)
+        try:
+            text = _text_of(row)
+        except TypeError:
+            # JSON has no keys but texts and numbers, and cannot sort both together.
+            text = _text_of(_with_text_keys(row))
         # Scraped text may contain lone surrogates, which plain UTF-8 refuses.
         digest.update(text.encode("utf-8", "surrogatepass"))
     return digest.hexdigest()[:16]
+
+
+def _text_of(row: Any) -> str:
+    # Sorted, as readers may order columns differently.
+    return json.dumps(row, sort_keys=True, default=_described, ensure_ascii=False)
+
+
+def _described(value: Any) -> Any:
+    """Return what stands for a value that JSON lacks, the same in each process."""
+    if isinstance(value, Set):
+        # The order of a set depends on the process.
+        return sorted(map(_without_address, value))
+    return _without_address(value)
+
+
+def _without_address(value: Any) -> str:
+    # repr covers dates and arrays; of other objects it may have the place in memory.
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
+def _with_text_keys(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            key if isinstance(key, str) else repr(key): _with_text_keys(part)
+            for key, part in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_with_text_keys(part) for part in value]
+    return value
