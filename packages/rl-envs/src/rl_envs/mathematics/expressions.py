@@ -72,7 +72,30 @@ class ExpressionReader(FactorReader):
         sign = self._double_sign()
         if sign is not None:
             return sign * self.scalar(self._signed())
-        return self.power()
+        # Before the sign and the product apply: -1 1/2 is -(1 + 1/2).
+        return self.mixed()
+
+    def mixed(self) -> Value:
+        """Read a factor with its powers, or a mixed number."""
+        start = self.place
+        value = self.power()
+        # Only a number alone has a fraction after it: not the end of 2^1 or x_2.
+        if self.place != start + 1 or not isinstance(value, sympy.Integer):
+            return value
+        if self.before().kind != "number":
+            return value
+        if self.peek().kind == "number":
+            # `1 2/3` is a mixed number; any other pair of numbers is an error.
+            top, over, bottom = (self.peek(ahead) for ahead in range(3))
+            if over.text != "/" or not (top.text.isdigit() and bottom.text.isdigit()):
+                raise Unreadable("two numbers stand side by side")
+            self.place += 3
+            fraction = self.divided(*map(sympy.Integer, (top.text, bottom.text)))
+            return _mixed(value, fraction)
+        if self.peek().text in FRACTIONS:
+            factor = self.scalar(self.power())
+            return _mixed(value, factor) if factor.is_Rational else value * factor
+        return value
 
     def _starts_factor(self) -> bool:
         token = self.peek()
@@ -94,26 +117,10 @@ class ExpressionReader(FactorReader):
         return token.kind in ("number", "letter", "name", "begin")
 
     def side_by_side(self, value: Value) -> Any:
-        """Multiply adjacent factors, or add the fraction of a mixed number."""
-        before, token = self.before(), self.peek()
-        after_number = before.kind == "number" and isinstance(value, sympy.Integer)
-        if token.kind == "number":
-            # `1 2/3` is a mixed number; any other pair of numbers is an error.
-            fraction = after_number and self.peek(1).text == "/"
-            if not fraction or self.peek(2).kind != "number":
-                raise Unreadable("two numbers stand side by side")
-            top, _, bottom = (self.take().text for _ in range(3))
-            return self._mixed(value, sympy.Rational(int(top), int(bottom)))
-        factor = self.scalar(self.power())
-        if token.text in FRACTIONS and after_number and factor.is_Rational:
-            return self._mixed(value, factor)
-        return self.scalar(value) * factor
-
-    def _mixed(self, whole: Any, fraction: Any) -> Any:
-        # `2 \frac{3}{2}` cannot be a mixed number, so it is a product.
-        if not 0 < fraction < 1:
-            return whole * fraction
-        return whole + fraction
+        """Multiply adjacent factors."""
+        if self.peek().kind == "number":
+            raise Unreadable("two numbers stand side by side")
+        return self.scalar(value) * self.scalar(self.power())
 
     # Powers ----------------------------------------------------------------------
 
@@ -162,3 +169,8 @@ class ExpressionReader(FactorReader):
             self.expect("}")
         else:
             self.take()
+
+
+def _mixed(whole: Any, fraction: Any) -> Any:
+    # `2 \frac{3}{2}` cannot be a mixed number, so it is a product.
+    return whole + fraction if 0 < fraction < 1 else whole * fraction

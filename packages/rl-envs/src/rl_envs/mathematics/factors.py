@@ -208,7 +208,7 @@ class FactorReader(TokenReader):
                 self.expect(closing)
                 return found
         # The argument in `\sin 2x` extends over numbers and variables.
-        value = self.scalar(self.power())
+        value = self.scalar(self.mixed())
         while self.peek().kind in ("number", "letter") or self._is_letter_command():
             value = self.scalar(self.side_by_side(value))
         return [value]

@@ -48,6 +48,10 @@ class TokenReader(ABC):
         """Read a factor with its powers."""
 
     @abstractmethod
+    def mixed(self) -> Value:
+        """Read a factor with its powers, or a mixed number."""
+
+    @abstractmethod
     def exponent(self) -> Any:
         """Read the exponent after `^`."""
 
