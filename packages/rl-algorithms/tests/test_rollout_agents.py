@@ -7,7 +7,9 @@ import importlib.util
 import json
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import openai
@@ -16,6 +18,8 @@ import torch
 
 from rl_algorithms.errors import RolloutError
 from rl_algorithms.rollout import Outcome, unfold_branches
+from rl_algorithms.rollout.agents.policy_server import PolicyServer
+from rl_algorithms.rollout.agents.session import AgentSession, Asked
 from rl_distributed.errors import WorkerDiedError
 from rl_envs import AgentEnvironment, AgentReward, conversation
 from rl_envs.bridges.textarena import TextArenaSelfPlay, TextArenaTasks
@@ -552,6 +556,81 @@ class TestInterface:
         assert played.outcomes == [Outcome.OK], played.result.samples
         assert len(played.generation.calls) == 3
         assert sorted(played.texts()) == [f"|u:a|a:[x{n}<eos>]" for n in range(3)]
+
+    def test_a_client_that_leaves_beside_its_retry_takes_nothing_from_it(
+        self, tokenizer, monkeypatch
+    ):
+        """The server notices that the first request is gone after the retry arrived."""
+        gone, answer_now = threading.Event(), threading.Event()
+        arrived = threading.Semaphore(0)
+
+        def ask_counted(session, *request):
+            asked = ask_session(session, *request)
+            arrived.release()
+            return asked
+
+        async def chat_watched(server, request):
+            try:
+                return await chat(server, request)
+            except asyncio.CancelledError:
+                gone.set()
+                raise
+
+        ask_session, chat = AgentSession.ask, PolicyServer._chat
+        monkeypatch.setattr(AgentSession, "ask", ask_counted)
+        monkeypatch.setattr(PolicyServer, "_chat", chat_watched)
+
+        def say(call, row):
+            assert answer_now.wait(DEADLINE_S)
+            return f"x{call}$"
+
+        def agent(task, base_url, api_key):
+            body = json.dumps({"model": "policy", "messages": [user("a")]}).encode()
+            typed = {
+                "Authorization": f"Bearer {api_key}",
+                "Content-Type": "application/json",
+            }
+            port = int(base_url.split(":")[2].split("/")[0])
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\n" + (
+                "".join(f"{name}: {value}\r\n" for name, value in typed.items())
+                + f"Content-Length: {len(body)}\r\n\r\n"
+            )
+
+            def post(**headers):
+                found = httpx.post(
+                    f"{base_url}/chat/completions",
+                    headers={**typed, **headers},
+                    content=body,
+                    timeout=DEADLINE_S,
+                ).json()
+                return found["choices"][0]["message"]["content"]
+
+            with ThreadPoolExecutor(1) as pool:
+                with socket.create_connection(("127.0.0.1", port)) as connection:
+                    connection.sendall(head.encode() + body)
+                    assert arrived.acquire(timeout=DEADLINE_S)
+                    retry = pool.submit(post, **{"X-Stainless-Retry-Count": "1"})
+                    assert arrived.acquire(timeout=DEADLINE_S)
+                assert gone.wait(DEADLINE_S)
+                answer_now.set()
+                assert retry.result(DEADLINE_S) == "x0"
+            # Unmarked and with another answer given: it is no retry.
+            assert post() == "x1"
+            return 1.0
+
+        played = Played(tokenizer, agent, say)
+        assert played.outcomes == [Outcome.OK], played.result.samples
+        assert sorted(played.texts()) == [f"|u:a|a:[x{n}<eos>]" for n in range(2)]
+
+    def test_an_answer_stays_given_while_one_of_its_clients_has_it(self):
+        answer = SimpleNamespace(is_given=True)
+        asked = Asked(b"", None, None, [answer])
+        asked.join()
+        asked.join()
+        asked.leave()
+        assert answer.is_given
+        asked.leave()
+        assert not answer.is_given
 
     def test_what_the_agent_never_got_is_not_trained_on(self, tokenizer):
         asked = threading.Event()

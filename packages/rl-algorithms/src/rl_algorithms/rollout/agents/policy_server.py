@@ -24,7 +24,7 @@ from typing import Any
 from aiohttp import web
 
 from rl_algorithms.rollout.agents.model import ServedModel
-from rl_algorithms.rollout.agents.session import AgentSession, Asked, ended
+from rl_algorithms.rollout.agents.session import AgentSession, ended
 from rl_distributed.access.door import Caller, Door, Refusal
 from rl_distributed.access.http_app import (
     Route,
@@ -259,6 +259,8 @@ class PolicyServer:
         body, fields = await read_json(request, _MOST_BYTES, _BODY_S)
         self._model.check_name(fields)
         asked = session.ask(fields, body, request.headers)
+        # Between `ask` and this nothing else runs, so a retry finds it counted.
+        asked.join()
         try:
             # Shielded, because a retry of the request takes the answer over.
             answer = await asyncio.shield(asked.task)
@@ -266,7 +268,7 @@ class PolicyServer:
             if asked.task.cancelled():
                 # The session ended, not the client: it still waits for an answer.
                 raise ended() from None
-            asked.is_orphan = True
+            asked.leave()
             raise
         # Marked before it is sent: by the time the last write returns, the agent may
         # have ended and its recording been read.
@@ -275,14 +277,8 @@ class PolicyServer:
         try:
             return await _send(request, answer, stream=bool(fields.get("stream")))
         except (ConnectionError, asyncio.CancelledError):
-            self._lose(asked)
+            asked.leave()
             raise
-
-    @staticmethod
-    def _lose(asked: Asked) -> None:
-        asked.is_orphan = True
-        for one in asked.answers:
-            one.is_given = False
 
 
 def _default_keys() -> KeyFile | None:

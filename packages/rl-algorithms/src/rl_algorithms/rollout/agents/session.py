@@ -42,8 +42,20 @@ class Asked:
     task: asyncio.Task[OpenAIAnswer]
     answers: list[Answer]
     """Recorded answers, once there are any."""
-    is_orphan: bool = False
-    """Whether the client disconnected before it received the answer."""
+    num_clients: int = 0
+    """Number of requests that wait for the answer, or have received it. 0: all clients
+    have disconnected."""
+
+    def join(self) -> None:
+        """Count a request that is going to receive the answer."""
+        self.num_clients += 1
+
+    def leave(self) -> None:
+        """Count out a request whose client disconnected before it had the answer."""
+        self.num_clients -= 1
+        # A retry may have received what the first request did not.
+        for answer in self.answers:
+            answer.is_given = self.num_clients > 0
 
 
 @dataclass(frozen=True)
@@ -114,8 +126,6 @@ class AgentSession:
         name = next((headers[n] for n in _IDEMPOTENCY if headers.get(n)), None)
         known = self._repeated(digest, name, headers.get(_RETRY_COUNT, "0"))
         if known is not None:
-            # The client is back, so a third request is no retry of this one.
-            known.is_orphan = False
             return known
         self._count()
         use = ToolUse.read(fields)
@@ -151,7 +161,7 @@ class AgentSession:
 
         A client that received no answer sends the same request again. Without an
         idempotency key, such a retry differs from a request for a second answer in that
-        the first client has disconnected, or marks the request as a retry.
+        all its clients have disconnected, or is marked as one.
         """
         # The newest first: a retry repeats the latest request with this body.
         for asked in reversed(self._asked):
@@ -160,7 +170,7 @@ class AgentSession:
             if name is not None and asked.name is not None:
                 if name == asked.name:
                     return asked
-            elif asked.is_orphan or retries != "0":
+            elif not asked.num_clients or retries != "0":
                 return asked
         return None
 
