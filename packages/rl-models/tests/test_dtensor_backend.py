@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rl_distributed.errors import ConfigError
+from rl_distributed.errors import CheckpointError, ConfigError
+from rl_models.checkpoint.sharded import Box
 from rl_models.config import PolicyConfig
 from rl_models.errors import ModelLoadError, NonFiniteGradientError
 from rl_models.testing import build_tiny_model
@@ -259,6 +261,49 @@ def test_resume_is_bitwise(tiny_model, make_batch, nll_loss, tmp_path):
     assert torch.equal(
         again.get_logprobs(data, micro_batch_size=4, reference=True), initial
     )
+
+
+@pytest.mark.parametrize("name", ["ASGD", "Adafactor", "NAdam", "RMSprop"])
+@pytest.mark.parametrize("is_older", [False, True])
+def test_resume_is_bitwise_with_other_optimizers(
+    tiny_model, make_batch, nll_loss, tmp_path, name, is_older
+):
+    optimizer = {"name": f"torch.optim.{name}", "kwargs": {"lr": 1e-2}}
+    data = make_batch()
+    first = _backend(tiny_model, optimizer=optimizer)
+    first.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
+    first.save_checkpoint(tmp_path / "w", tmp_path / "o")
+    first.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
+    if is_older:
+        # Before a state said which of its numbers are tensors.
+        file = tmp_path / "o" / "state.json"
+        record = json.loads(file.read_text(encoding="utf-8"))
+        del record["state"]["tensor_scalars"]
+        file.write_text(json.dumps(record), encoding="utf-8")
+    again = _backend(
+        tiny_model, {"optimizer_path": tmp_path / "o"}, optimizer=optimizer
+    )
+    again.train_step(data, nll_loss, global_batch_size=4, micro_batch_size=2)
+    for key, parameter in first.model.parameters.items():
+        assert torch.equal(parameter, again.model.parameters[key]), key
+
+
+def test_optimizer_state_of_another_shape_is_not_written_in_parts(
+    tiny_model, make_batch, nll_loss, tmp_path, monkeypatch
+):
+    optimizer = {"name": "torch.optim.Adafactor", "kwargs": {"lr": 1e-2}}
+    backend = _backend(tiny_model, optimizer=optimizer)
+    backend.train_step(make_batch(), nll_loss, global_batch_size=12, micro_batch_size=4)
+    box = backend.model.box
+
+    def half(name):
+        whole = box(name)
+        rows, *others = whole.global_shape
+        return Box((2 * rows, *others), whole.starts, whole.sizes)
+
+    monkeypatch.setattr(backend.model, "box", half)
+    with pytest.raises(CheckpointError, match=r"row_var of shape.*use AdamW or SGD"):
+        backend.save_checkpoint(tmp_path / "w", tmp_path / "o")
 
 
 def test_dropout_goes_on_bitwise_after_a_resume(

@@ -1,7 +1,9 @@
 """Training state for an exact resume: parameters, optimizer, schedule, random numbers.
 
 Parameters and optimizer state are written as shards (`checkpoint.sharded`); scalars of
-the optimizer (its step counts), its settings and the schedule go to `state.json`.
+the optimizer (its step counts), its settings and the schedule go to `state.json`. State
+of another shape than its parameter, such as that of Adafactor, is written where one
+rank has the whole parameter.
 Random states are per rank: when resuming on more ranks, the additional ones keep the
 state of their seed.
 """
@@ -36,6 +38,9 @@ __all__ = [
 ]
 
 _CPU_RANDOM, _GPU_RANDOM = "random/cpu", "random/cuda"
+# Of torch's optimizers, those of ASGD and NAdam included: a state that was written
+# before it said which scalars are tensors.
+_TENSOR_SCALARS = ("step", "eta", "mu", "mu_product")
 
 
 class StatefulModel(Protocol):
@@ -80,11 +85,17 @@ def save_training_state(
     optimizer: Optimizer,
     scheduler: LRScheduler | None,
 ) -> None:
-    """Write this rank's shards and, on the first rank, the common state."""
+    """Write this rank's shards and, on the first rank, the common state.
+
+    Raises:
+        CheckpointError: The folder cannot be written, or ranks share a parameter whose
+            optimizer state has another shape.
+    """
     # Gathered weights stand in place of the shards that are to be written.
     model.free_gathered()
     shards: dict[str, Shard] = {}
     scalars: dict[str, dict[str, float]] = {}
+    tensor_scalars: set[str] = set()
     for name, parameter in model.parameters.items():
         writes = model.writes(name)
         if writes:
@@ -92,9 +103,12 @@ def save_training_state(
         for key, value in optimizer.state.get(parameter, {}).items():
             if isinstance(value, Tensor) and value.ndim:
                 if writes:
-                    shards[f"optimizer/{name}/{key}"] = _shard(model, name, value)
+                    slot = f"optimizer/{name}/{key}"
+                    shards[slot] = _slot(model, name, parameter, key, value)
             else:
                 scalars.setdefault(name, {})[key] = float(value)
+                if isinstance(value, Tensor):
+                    tensor_scalars.add(key)
     # Only the first rank writes them, and it has the parameters of its stage alone.
     scalars = model.of_all_stages(scalars)
     random_state = torch.get_rng_state()
@@ -108,6 +122,7 @@ def save_training_state(
         state = {
             "param_groups": [_settings(group) for group in groups],
             "optimizer_scalars": scalars,
+            "tensor_scalars": sorted(tensor_scalars),
             "scheduler": _schedule_state(scheduler) if scheduler else None,
         }
         write_state(folder, state, model.ranks.world_size)
@@ -155,21 +170,22 @@ def load_training_state(
             owner, _, key = name.removeprefix("optimizer/").rpartition("/")
             slots.setdefault(owner, []).append(key)
     scalars = reader.state["optimizer_scalars"]
+    # A count of steps has been a tensor after every resume, whatever it was before.
+    tensor_scalars = {"step", *reader.state.get("tensor_scalars", _TENSOR_SCALARS)}
     for name, parameter in model.parameters.items():
         # A frozen base, which the state leaves out and the model has loaded.
         if name not in saved:
             continue
         box = model.box(name)
         reader.read_into(f"parameter/{name}", local_part(parameter.detach()), box)
-        state: dict[str, Any] = {}
-        for key in sorted(slots.get(name, [])):
-            # Like the parameter, and so a DTensor where that is one: optimizers refuse
-            # to mix them.
-            state[key] = torch.zeros_like(parameter.detach())
-            slot = f"optimizer/{name}/{key}"
-            reader.read_into(slot, local_part(state[key]), box)
+        state: dict[str, Any] = {
+            key: _read_slot(reader, f"optimizer/{name}/{key}", parameter, box)
+            for key in sorted(slots.get(name, []))
+        }
         for key, value in scalars.get(name, {}).items():
-            state[key] = _scalar(optimizer, parameter, key, value)
+            state[key] = value
+            if key in tensor_scalars:
+                state[key] = _scalar(optimizer, parameter, key, value)
         if state:
             optimizer.state[parameter] = state
     _restore_settings(optimizer, reader.state["param_groups"])
@@ -182,15 +198,46 @@ def _shard(model: StatefulModel, name: str, value: Tensor) -> Shard:
     return Shard(local_part(value.detach()), model.box(name))
 
 
-def _scalar(
-    optimizer: Optimizer, parameter: Tensor, key: str, value: float
-) -> Tensor | float:
-    """Return a scalar as the optimizer keeps it: steps are float32 tensors."""
-    # Fused and capturable steps read the count on the device, others on the CPU.
-    if key != "step":
-        return value
+def _slot(
+    model: StatefulModel, name: str, parameter: Tensor, key: str, value: Tensor
+) -> Shard:
+    """Return optimizer state of a parameter as it is written."""
+    if value.shape == parameter.shape:
+        return _shard(model, name, value)
+    if not _is_whole(model.box(name)):
+        raise CheckpointError(
+            f"the training state cannot be written: the optimizer keeps {key} of shape "
+            f"{tuple(value.shape)} for {name} of shape {tuple(parameter.shape)}, and "
+            "state of another shape than its parameter is written by a rank that has "
+            "the whole parameter only; use AdamW or SGD, or train on one worker"
+        )
+    return Shard(value.detach(), Box.whole(value.shape))
+
+
+def _read_slot(reader: ShardedReader, slot: str, parameter: Tensor, box: Box) -> Tensor:
+    """Return optimizer state of a parameter, of which this rank has the box."""
+    shape = reader.shape(slot)
+    if shape != box.global_shape and _is_whole(box):
+        other = parameter.detach().new_zeros(shape)
+        reader.read_into(slot, other)
+        return other
+    # Like the parameter, and so a DTensor where that is one: optimizers refuse to mix
+    # them.
+    value = torch.zeros_like(parameter.detach())
+    reader.read_into(slot, local_part(value), box)
+    return value
+
+
+def _is_whole(box: Box) -> bool:
+    return box.sizes == box.global_shape
+
+
+def _scalar(optimizer: Optimizer, parameter: Tensor, key: str, value: float) -> Tensor:
+    """Return a scalar that the optimizer keeps as a float32 tensor, as all of torch."""
     group = optimizer.param_groups[0]
-    beside = group.get("fused") or group.get("capturable")
+    # Fused and capturable steps read the count on the device, others on the CPU. Other
+    # numbers are beside the parameter, where torch puts them in `load_state_dict`.
+    beside = key != "step" or group.get("fused") or group.get("capturable")
     device = parameter.device if beside else None
     return torch.tensor(value, dtype=torch.float32, device=device)
 

@@ -161,6 +161,13 @@ def load_state(
         for key, first in states[0].items():
             restored[key] = first
             if isinstance(first, Tensor) and first.ndim:
+                if first.shape != held[name][0].shape:
+                    raise CheckpointError(
+                        f"the training state in {folder} has {key} of shape "
+                        f"{tuple(first.shape)} for {name}, and the training backend "
+                        "'megatron' reads state of the parameter's shape only; resume "
+                        "with the backend dtensor"
+                    )
                 joined = model.joined(name, [each[key] for each in states])
                 # A copy: it may be a view of a tensor with other ranks' numbers.
                 mine = masters.own_slice(name, joined).to(own.device)
