@@ -78,6 +78,10 @@ def test_templates_in_files(chat, tmp_path):
     assert texts(process_prompts([{"prompt": "a"}], chat, config), chat) == [
         "<u>say a\n<a>"
     ]
+    (tmp_path / "p").write_text("\ufeffsay {prompt}", encoding="utf-8")
+    assert texts(process_prompts([{"prompt": "a"}], chat, config), chat) == [
+        "<u>say a\n<a>"
+    ]
     missing = DataConfig(system_prompt_file=str(tmp_path / "none"))
     with pytest.raises(DatasetNotFoundError, match=r"data\.system_prompt_file"):
         process_prompts([{"prompt": "a"}], chat, missing)

@@ -153,6 +153,8 @@ def test_missing_files_never_ask_the_hub(monkeypatch, tmp_path, name):
         ("a.json", "3", DataError, "must be a JSON list"),
         ("a.json", "[3]", ColumnError, "row 0 must be a mapping"),
         ("a.csv", "a,b\n1\n", DataError, "line 2: has another number of fields"),
+        ("a.csv", 'a,b\n1,"2\n3"\n\n4\n', DataError, "line 5: has another number"),
+        ("a.csv", "a,b,a\n1,2,3\n", DataError, r"one name in the header \(a, b, a"),
         ("a.parquet", "junk", DataError, "not a readable parquet"),
         ("a.txt", "x", DataError, "unknown ending '.txt': use one of .jsonl"),
     ],
@@ -161,6 +163,31 @@ def test_bad_files(tmp_path, name, text, error, message):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(error, match=message):
+        load_dataset_any(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", '{"prompt": "1 2"}\n'),
+        ("a.json", '[{"prompt": "1 2"}]'),
+        ("a.csv", "prompt\n1 2\n"),
+    ],
+)
+def test_a_mark_at_the_start_of_a_file_is_no_text(tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text("\ufeff" + text, encoding="utf-8")
+    assert load_dataset_any(path) == [{"prompt": "1 2"}]
+
+
+def test_a_file_that_must_not_be_read(tmp_path, monkeypatch):
+    path = write(tmp_path, "rows.jsonl")
+
+    def refuse(*args, **options):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", refuse)
+    with pytest.raises(DataError, match=r"rows.jsonl' cannot be read: Permission"):
         load_dataset_any(path)
 
 

@@ -14,6 +14,9 @@ from rl_algorithms.errors import ColumnError, DataError
 
 __all__ = ["ENDINGS", "read_columns", "read_file"]
 
+# Spreadsheets and editors of Windows begin a file with a mark, which is no text.
+_ENCODING = "utf-8-sig"
+
 
 def read_file(path: Path) -> Iterator[Row]:
     """Read a file row by row (JSON as a whole).
@@ -31,6 +34,10 @@ def read_file(path: Path) -> Iterator[Row]:
         yield from reader(path)
     except UnicodeDecodeError as error:
         raise DataError(f"dataset {str(path)!r} is not UTF-8 text: {error}") from error
+    except OSError as error:
+        raise DataError(
+            f"dataset {str(path)!r} cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def read_columns(columns: Mapping[str, Any], name: str) -> list[Row]:
@@ -57,7 +64,7 @@ def read_columns(columns: Mapping[str, Any], name: str) -> list[Row]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Row]:
-    with open(path, encoding="utf-8") as file:
+    with open(path, encoding=_ENCODING) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -77,7 +84,7 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
 
 def _read_json(path: Path) -> Iterator[Row]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding=_ENCODING))
     except json.JSONDecodeError as error:
         raise DataError(
             f"dataset {str(path)!r} is not valid JSON: {error}; a file with one object "
@@ -107,18 +114,24 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 def _read_csv(path: Path) -> Iterator[Row]:
     # The csv module handles line ends itself, as cells may contain some.
-    with open(path, encoding="utf-8", newline="") as file:
+    with open(path, encoding=_ENCODING, newline="") as file:
         # Not strict, it would read an unclosed quote as one huge cell.
         reader = csv.DictReader(file, strict=True)
         try:
-            # The header is line 1.
-            for number, row in enumerate(reader, start=2):
+            names = list(reader.fieldnames or [])
+            if len(set(names)) < len(names):
+                # A row has one value per name, so that one of them would be lost.
+                raise DataError(
+                    f"dataset {str(path)!r}: two columns have one name in the header "
+                    f"({', '.join(names)}); rename one of them"
+                )
+            for row in reader:
                 # DictReader stores surplus fields under None, and None in place of
                 # missing ones.
                 if None in row or None in row.values():
                     raise DataError(
-                        f"dataset {str(path)!r}, line {number}: has another number of "
-                        f"fields than the header ({', '.join(reader.fieldnames or [])})"
+                        f"dataset {str(path)!r}, line {reader.line_num}: has another "
+                        f"number of fields than the header ({', '.join(names)})"
                     )
                 yield row
         except csv.Error as error:

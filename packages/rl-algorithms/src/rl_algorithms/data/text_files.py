@@ -24,7 +24,8 @@ def text_or_file(text: str | None, file: str | None, key: str) -> str | None:
     if file is None:
         return text
     try:
-        return Path(file).expanduser().read_text(encoding="utf-8")
+        # Some editors begin a file with a mark, which would be a part of each prompt.
+        return Path(file).expanduser().read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text in UTF-8"
         raise DatasetNotFoundError(
