@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
+import signal
 from pathlib import Path
 
 import pytest
 
 from rl_distributed.errors import ConfigError
+from rl_distributed.file_lock import FolderLock
 from rl_distributed.runs.folder import (
     begin_run,
     check_run_folder,
@@ -87,6 +90,45 @@ def test_what_lay_there_before_any_run_stays(tmp_path: Path) -> None:
         write(tmp_path / "checkpoints" / "step_1" / "x")
     with begin_run(tmp_path, overwrite=True):
         assert names(tmp_path) == ["notes", "rows.jsonl"]
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_full_disk_at_the_start_costs_nobodys_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, noted: bool
+) -> None:
+    folder = tmp_path / "run"
+    write(folder / "thesis.txt")
+    if noted:
+        a_run(folder, "metrics.jsonl")
+
+    with monkeypatch.context() as patched:
+        # Files of this process cannot grow, as on a disk whose last block the note of
+        # the lock has taken.
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        patched.setattr(FolderLock, "acquire", lambda *_, **__: None)
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+            with pytest.raises(ConfigError, match="cannot be written"):
+                begin_run(folder)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            signal.signal(signal.SIGXFSZ, handler)
+    for _ in range(2):
+        a_run(folder, "metrics.jsonl")
+        assert names(folder) == ["metrics.jsonl", "thesis.txt"]
+
+
+def test_where_it_is_not_known_what_lay_there_before_nothing_is_removed(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "run"
+    write(folder / "thesis.txt")
+    write(folder / ".run.started", "")
+    for overwrite in (False, True):
+        with pytest.raises(ConfigError, match=r"\.run\.started is damaged"):
+            begin_run(folder, overwrite=overwrite)
+    assert names(folder) == ["thesis.txt"]
 
 
 def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Self
 
 from rl_distributed.errors import ConfigError, LockHeldError, UserError
 from rl_distributed.file_lock import FolderLock
-from rl_distributed.private_files import create_private_folder, private_opener
+from rl_distributed.private_files import create_private_folder, write_private_text
 from rl_distributed.runs.ending import ENDED, forget_ending, note_ending
 
 __all__ = [
@@ -311,12 +311,22 @@ def _is_of_run(path: Path) -> bool:
 
 
 def _present_before(path: Path) -> set[str]:
-    """Return the names that lay in the folder before its first run."""
+    """Return the names that lay in the folder before its first run.
+
+    Raises:
+        ConfigError: The note of them is damaged, so that nothing may be removed.
+    """
     try:
         found = json.loads((path / _STARTED).read_text())["present_before"]
         return {str(name) for name in found}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except FileNotFoundError:
         return set()
+    except (ValueError, KeyError, TypeError):
+        raise ConfigError(
+            f"output_dir {str(path)!r}: {_STARTED} is damaged, which names what lay "
+            "there before the run, so nothing in it is deleted: name another folder, "
+            "or move what you need and delete this one"
+        ) from None
 
 
 def _note_start(path: Path, present: Iterable[str], elsewhere: Iterable[Path]) -> None:
@@ -326,10 +336,10 @@ def _note_start(path: Path, present: Iterable[str], elsewhere: Iterable[Path]) -
     }
     for folder in elsewhere:
         create_private_folder(folder)
-        with open(folder / _RUN, "w", opener=private_opener) as file:
-            file.write(str(path.resolve()))
-    with open(path / _STARTED, "w", opener=private_opener) as file:
-        json.dump(noted, file)
+        write_private_text(folder / _RUN, str(path.resolve()))
+    # Whole or not at all: with an empty note, what lay there before would be taken for
+    # a run's and removed.
+    write_private_text(path / _STARTED, json.dumps(noted))
 
 
 def _elsewhere(path: Path) -> set[Path]:
@@ -344,7 +354,7 @@ def _elsewhere(path: Path) -> set[Path]:
 def _is_of(checkpoint_dir: Path, path: Path) -> bool:
     # A run of another folder may have taken it since, when there was nothing in it.
     try:
-        return (checkpoint_dir / _RUN).read_text() == str(path.resolve())
+        return (checkpoint_dir / _RUN).read_text("utf-8") == str(path.resolve())
     except (OSError, ValueError):
         return False
 
