@@ -120,11 +120,12 @@ class TokenReader(ABC):
     def split_digit(self) -> Any:
         """Consume only the first digit of the next number."""
         text = self.peek().text
-        rest = Token("number", text[1:])
-        # A new list, as the tokens are the caller's.
+        parts = [Token("number", text[0]), Token("number", text[1:])]
+        # A new list, as the tokens are the caller's. Both parts stay in it: a value with
+        # a double sign is read twice.
         self._tokens = [
             *self._tokens[: self.place],
-            rest,
+            *parts,
             *self._tokens[self.place + 1 :],
         ]
-        return sympy.Integer(text[0])
+        return sympy.Integer(self.take().text)
