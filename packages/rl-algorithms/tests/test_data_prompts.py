@@ -128,6 +128,7 @@ def test_long_prompts_are_an_error_or_dropped_and_counted(plain):
         ([{"x": "a"}], {}, "no column for the prompt.*it has 'x'; set data.input_key"),
         ([{"prompt": "a"}], {"input_key": "promt"}, "data.input_key='promt'.*prompt"),
         ([{"prompt": None}], {}, "row 0: column 'prompt' must be text: got nothing"),
+        ([{"prompt": float("nan")}], {}, "row 0: column 'prompt' .*got nothing"),
         ([{"prompt": "a"}, {}], {}, "row 1: column 'prompt' must be text"),
         ([{"prompt": ""}], {}, "row 0: the prompt is empty"),
         ([{"prompt": []}], {}, "must be a list of messages"),
@@ -148,6 +149,10 @@ def test_bad_columns(plain, rows, settings, message):
 def test_bad_templates_and_settings(plain):
     with pytest.raises(DataError, match="cannot be filled"):
         process_prompts([{"prompt": "a"}], plain, DataConfig(prompt_template="{"))
+    for template in ("{topic[name]} {prompt}", "{level:>3} {prompt}"):
+        row = {"prompt": "a", "topic": "b", "level": None}
+        with pytest.raises(DataError, match="cannot be filled"):
+            process_prompts([row], plain, DataConfig(prompt_template=template))
     with pytest.raises(DataError, match="tokenizer has no chat template"):
         process_prompts([{"prompt": "a"}], plain, DataConfig(apply_chat_template=True))
     with pytest.raises(DataError, match="no BOS token"):

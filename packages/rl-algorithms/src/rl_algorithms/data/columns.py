@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,12 +124,15 @@ def text_of(row: Row, column: str, index: int, name: str) -> str:
     value = row.get(column)
     if isinstance(value, str):
         return value
+    # NaN is what data frames have in place of a missing text.
+    is_missing = value is None or (isinstance(value, float) and math.isnan(value))
     # Answers to math problems are often stored as numbers.
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and not is_missing:
         return str(value)
     raise ColumnError(
         f"dataset {name}, row {index}: column {column!r} must be text: got "
-        f"{'nothing' if value is None else type(value).__name__}"
+        f"{'nothing' if is_missing else type(value).__name__}"
     )
 
 

@@ -65,8 +65,9 @@ class PromptFormat:
                 f"of dataset {name}, row {index}: it has {', '.join(map(repr, row))} "
                 "(and {prompt}); write literal braces twice"
             ) from error
-        except (ValueError, IndexError, AttributeError) as error:
-            # Raised for unbalanced braces, for {} and {0}, and for {column.attribute}.
+        except (ValueError, IndexError, AttributeError, TypeError) as error:
+            # Raised for unbalanced braces, for {} and {0}, for {column.attribute}, and
+            # for {column[key]} and {column:>9} of a cell that has no such form.
             raise DataError(
                 f"data.prompt_template cannot be filled: {error}; it may hold "
                 "{prompt} and {column} fields, and literal braces must be written twice"
