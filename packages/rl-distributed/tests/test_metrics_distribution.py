@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from rl_distributed.metrics import (
     to_floats,
 )
 
+LARGEST = sys.float_info.max
 floats = st.floats(-1e9, 1e9).map(lambda x: 0.0 if abs(x) < 1e-9 else x)
 lists = st.lists(floats, min_size=1, max_size=60)
 
@@ -79,6 +81,34 @@ def test_arrays_and_tensors_of_any_shape_are_taken() -> None:
     assert Distribution.of(np.zeros((2, 2), np.int32)).num_zeros == 4
     assert Distribution.of([5e-324, 1.7e308, -1.7e308]).percentile(100) == 1.7e308
     assert Histogram.of(tensor, num_bins=2).counts == (0.0, 6.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [0.3, 0.1 + 0.2],
+        [-0.3, -(0.1 + 0.2)],
+        [1.0, 1.0 + 2e-14],
+        [1e20, 1e20],
+        [0.0, 5e-324],
+        [-LARGEST, LARGEST],
+        [LARGEST, LARGEST],
+        [-LARGEST],
+    ],
+)
+def test_values_that_bins_can_hardly_tell_apart_are_counted(
+    values: list[float],
+) -> None:
+    for found in (Histogram.of(values), Distribution.of(values).histogram()):
+        assert sum(found.counts) == len(values)
+        assert len(found.edges) == 65
+        assert found.edges[0] <= min(values) <= max(values) <= found.edges[-1]
+        assert all(map(math.isfinite, found.edges))
+
+
+def test_sums_beyond_the_largest_float_are_infinite() -> None:
+    distribution = Distribution.of([LARGEST, LARGEST])
+    assert distribution.total == Histogram.of([LARGEST, LARGEST]).total == math.inf
 
 
 def test_misuse_is_named() -> None:

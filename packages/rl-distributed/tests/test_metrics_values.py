@@ -68,6 +68,11 @@ def test_nan_is_never_hidden() -> None:
             assert math.isnan(float(kind(pair[0]).merge(kind(pair[1]))))
 
 
+def test_means_of_a_diverged_run_are_shown() -> None:
+    assert math.isnan(Mean.of([math.inf, -math.inf]).value)
+    assert Mean.of([1.7e308, 1.7e308]).value == math.inf
+
+
 def test_a_mean_without_observations_is_left_out() -> None:
     assert to_floats({"x": Mean(0.0, 0.0), "y": 1}) == {"y": 1}
     assert math.isnan(float(Mean(0.0, 0.0)))

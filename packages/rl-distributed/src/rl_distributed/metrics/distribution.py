@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rl_distributed.metrics.values import MetricError, MetricValue
+from rl_distributed.metrics.values import MetricError, MetricValue, exact_sum
 
 __all__ = ["Distribution", "Histogram"]
 
@@ -81,10 +81,8 @@ class Histogram:
             raise MetricError(
                 f"a histogram needs a finite number: got none among {flat.size}"
             )
-        counts, edges = np.histogram(finite, bins=num_bins)
-        return cls(
-            tuple(edges.tolist()), tuple(map(float, counts)), float(finite.sum())
-        )
+        low, high = float(finite.min()), float(finite.max())
+        return cls(*_binned(finite, num_bins, low, high), exact_sum(finite.tolist()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +125,7 @@ class Distribution(MetricValue):
             _count(-finite[finite < 0]),
             int((finite == 0).sum()),
             int(flat.size - finite.size),
-            # Exactly rounded, so the result does not depend on the order.
-            math.fsum(finite.tolist()),
+            exact_sum(finite.tolist()),
             float(finite.min()),
             float(finite.max()),
         )
@@ -202,13 +199,8 @@ class Distribution(MetricValue):
         values, numbers = zip(*self.points(), strict=True)
         # A bucket's middle may lie outside the range, where numpy would drop it.
         placed = np.clip(values, self.smallest, self.largest)
-        counts, edges = np.histogram(
-            placed,
-            bins=num_bins,
-            range=(self.smallest, self.largest),
-            weights=numbers,
-        )
-        return Histogram(tuple(edges.tolist()), tuple(map(float, counts)), self.total)
+        binned = _binned(placed, num_bins, self.smallest, self.largest, numbers)
+        return Histogram(*binned, self.total)
 
     def to_numbers(self, name: str) -> dict[str, float]:
         """Return mean, extremes and percentiles below the name."""
@@ -232,6 +224,33 @@ class Distribution(MetricValue):
             pairs.append((0.0, self.num_zeros))
         above = sorted(self.buckets.items())
         return pairs + [(_middle(index), number) for index, number in above]
+
+
+def _binned(
+    values: Floats,
+    num_bins: int,
+    low: float,
+    high: float,
+    weights: npt.ArrayLike | None = None,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the edges of bins of one width from `low` to `high`, and their counts.
+
+    Values that are too close together for so many edges get bins that reach further.
+    """
+    # Halved, because the distance of the largest floats is none.
+    scale = 1.0 if math.isfinite(high - low) else 2.0
+    low, high = low / scale, high / scale
+    if low == high:
+        low, high = low - 0.5, high + 0.5
+    # Two steps of the largest float for each bin, so that no two edges are the same.
+    least = 2 * num_bins * math.ulp(max(-low, high))
+    if high - low < least:
+        # Towards zero, as there may be no float beyond.
+        low, high = (low, low + least) if -low > high else (high - least, high)
+    counts, edges = np.histogram(
+        values / scale, bins=num_bins, range=(low, high), weights=weights
+    )
+    return tuple((edges * scale).tolist()), tuple(map(float, counts))
 
 
 def _count(sizes: Floats) -> dict[int, int]:

@@ -25,6 +25,7 @@ __all__ = [
     "Min",
     "Sum",
     "as_metric",
+    "exact_sum",
     "reduce_metrics",
     "to_floats",
 ]
@@ -58,6 +59,19 @@ class MetricValue(ABC):
         return {name: float(self)}
 
 
+def exact_sum(numbers: Sequence[float]) -> float:
+    """Return the sum, rounded once, so that it does not depend on the order.
+
+    Infinite where the numbers exceed what a float holds, and NaN where they hold
+    infinities of both signs.
+    """
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):
+        # `fsum` raises, where addition gives what a diverged run has to show.
+        return float(sum(numbers))
+
+
 def _check_number(owner: object, value: object) -> None:
     # bool is a subclass of int, and arrays would silently merge element-wise.
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -86,8 +100,7 @@ class Mean(MetricValue):
     def of(cls, values: Iterable[float]) -> Mean:
         """Return the mean of plain numbers, each of weight one."""
         numbers = [float(value) for value in values]
-        # Exactly rounded, so the result does not depend on the order.
-        return cls(math.fsum(numbers), float(len(numbers)))
+        return cls(exact_sum(numbers), float(len(numbers)))
 
     def merge(self, other: Mean) -> Mean:
         """Add totals and counts."""
