@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -118,9 +120,11 @@ def test_rows_that_say_nothing_are_not_equal() -> None:
 # In a run ------------------------------------------------------------------------
 
 
-def module(train: Any, validation: Any, **config: Any) -> DataModule:
+def module(
+    train: Any, validation: Any, *, parts: Any = None, **config: Any
+) -> DataModule:
     return DataModule(
-        DataConfig.from_dict(config),
+        DataConfig.from_dict({**config, "train": parts}),
         build_tokenizer(TokenizerBuildConfig()),
         kind="prompts",
         batch_size=2,
@@ -154,6 +158,25 @@ def test_a_run_stops_drops_or_ignores() -> None:
     ignored = module(train, held_out, contamination={"action": "ignore"})
     assert len(ignored.train_dataset) == 3
     assert "num_train_contaminated" not in ignored.counts()
+
+
+def test_rows_are_dropped_from_their_own_part_of_a_mixture(tmp_path: Path) -> None:
+    # Both parts are of one folder, so that messages have one name for them.
+    for split, rows in (
+        ("easy", prompts("1+1=", "2+2=", "3+3=")),
+        ("hard", prompts("4+4=", "5+5=", "6+6=")),
+    ):
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / f"{split}.jsonl").write_text(lines)
+    parts = [
+        {"path": str(tmp_path), "split": split, "name": split}
+        for split in ("easy", "hard")
+    ]
+    data = module(None, prompts("2+2="), parts=parts, contamination={"action": "drop"})
+    left = [datum["extra_env_info"]["prompt"] for datum in data.train_dataset]
+    assert left == ["1+1=", "3+3=", "4+4=", "5+5=", "6+6="]
+    with pytest.raises(ContaminationError, match=r"row 1 of dataset '.*' \(easy\) is"):
+        module(None, prompts("2+2="), parts=parts, contamination={"action": "error"})
 
 
 def test_nothing_left_is_an_error() -> None:

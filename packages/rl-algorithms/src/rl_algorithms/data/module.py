@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -163,9 +164,10 @@ class DataModule:
         config = self.config.contamination
         if config.action == "ignore" or not held_out:
             return sources
+        parts = _told_apart(sources)
         overlaps = find_overlaps(
-            [NamedRows(source.name, source.rows) for source in sources],
-            [NamedRows(source.name, source.rows) for source in held_out],
+            parts,
+            _told_apart(held_out),
             self.config,
             ngram=config.ngram,
         )
@@ -187,8 +189,8 @@ class DataModule:
             return sources
         _logger.warning("%s; these training rows are left out", found)
         return [
-            replace(s, rows=rows_without(NamedRows(s.name, s.rows), overlaps))
-            for s in sources
+            replace(source, rows=rows_without(part, overlaps))
+            for source, part in zip(sources, parts, strict=True)
         ]
 
     def _check_pass_rates(self, *, is_stream: bool) -> None:
@@ -348,6 +350,21 @@ def _limited(held_out: list[LoadedSource], max_rows: int | None) -> list[LoadedS
     # At least one row each, as a set without rows has no metrics.
     each = max(max_rows // len(held_out), 1)
     return [source.first(each) for source in held_out]
+
+
+def _told_apart(sources: list[LoadedSource]) -> list[NamedRows]:
+    """Return the rows of the sources under names that differ."""
+    counts = Counter(source.name for source in sources)
+    return [
+        NamedRows(
+            # Two parts of a mixture may be of one path, as two splits of a data set.
+            f"{source.name} ({source.title})"
+            if counts[source.name] > 1
+            else source.name,
+            source.rows,
+        )
+        for source in sources
+    ]
 
 
 def _smaller(a: int | None, b: int | None) -> int | None:
