@@ -6,6 +6,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
     GPT2Config,
+    GraniteSWAConfig,
     Lfm2Config,
     MambaConfig,
     MistralConfig,
@@ -129,6 +130,7 @@ ARCHITECTURES = {
         ModuleDecoder,
     ),
     "capped scores": (Gemma2Config, {**COMMON, "head_dim": 8}, OwnCacheDecoder),
+    "sinks": (GraniteSWAConfig, COMMON, OwnCacheDecoder),
     "convolutions": (
         Lfm2Config,
         {**COMMON, "layer_types": ["conv", "full_attention"]},

@@ -5,6 +5,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 from transformers import (
+    AutoModelForCausalLM,
+    GptOssConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -12,6 +14,7 @@ from transformers import (
 )
 
 from rl_models.errors import UnsupportedModelError
+from rl_models.ops.causal_lm import load_causal_lm, packing_obstacle
 from rl_models.ops.packed_attention import VarlenLayout, packed_model_inputs
 from rl_models.ops.varlen_attention import ATTENTION_NAME, varlen_attention_forward
 
@@ -107,3 +110,27 @@ def test_several_rows_with_borders_are_refused():
             cu_seq_lens_q=borders,
             softcap=3.0,
         )
+
+
+def test_attention_with_sinks_is_the_models_own(tmp_path):
+    config = GptOssConfig(
+        vocab_size=23,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        pad_token_id=0,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    model.save_pretrained(tmp_path)
+    loaded = load_causal_lm(tmp_path)
+    ids = torch.randint(0, 23, (2, 12))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(ids).logits, model.eval()(ids).logits)
+    assert packing_obstacle(loaded) is not None

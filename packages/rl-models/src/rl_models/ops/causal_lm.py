@@ -103,7 +103,10 @@ def attention_for(config: Any) -> str | None:
         raise UnsupportedModelError(
             f"{type(config).__name__} has no causal language model in transformers"
         ) from error
-    if not getattr(model_class, "_supports_attention_backend", False):
+    # Layers that cannot use torch's attention have what neither that nor ours computes,
+    # such as the sinks of GptOss; both would leave it out without a word.
+    needed = ("_supports_attention_backend", "_supports_sdpa")
+    if not all(getattr(model_class, ability, False) for ability in needed):
         return None  # transformers' default for it
     if torch.cuda.is_available() and is_flash_attn_2_available():
         return "flash_attention_2"
