@@ -55,6 +55,8 @@ _SETS = {
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "vmatrix", "smallmatrix", "array")
 _LINES = ("aligned", "align", "cases", "gathered")
 _BRACKETS = {(False, False): "[]", (True, False): "(]", (False, True): "[)"}
+# Above digits, as marks of a decimal that repeats them.
+_REPEATED = (r"\overline", r"\bar", r"\dot")
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 
 
@@ -65,8 +67,7 @@ class FactorReader(TokenReader):
         """Read a factor without its powers."""
         token = self.peek()
         if token.kind == "number":
-            # Exact: a float would make 0.1 + 0.2 differ from 0.3.
-            return sympy.Rational(self.take().text)
+            return self._number()
         if token.kind == "letter":
             return self._letter()
         if token.kind in ("name", "command"):
@@ -83,6 +84,32 @@ class FactorReader(TokenReader):
             return self._between_bars()
         got = repr(token.text) if token.text else "its end"
         raise Unreadable(f"{got} is where a value must be")
+
+    def _number(self) -> Any:
+        text = self.take().text
+        # Exact: a float would make 0.1 + 0.2 differ from 0.3.
+        value = sympy.Rational(text)
+        period = self._period(text)
+        if not period:
+            return value
+        scale = 10 ** len(text.partition(".")[2]) * (10 ** len(period) - 1)
+        return value + sympy.Rational(int(period), scale)
+
+    def _period(self, text: str) -> str:
+        """Consume the digits that a decimal repeats: `0.1\\overline{6}`, `0.(3)`."""
+        marked = self.peek().text in _REPEATED and self.peek(1).text == "{"
+        place, closing = (2, "}") if marked else (1, ")")
+        # `0.5(3)` is a product, but nothing multiplies by a point without decimals.
+        bracketed = self.peek().text == "(" and text.endswith(".")
+        if "." not in text or not (marked or bracketed):
+            return ""
+        digits, end = self.peek(place).text, self.peek(place + 1).text
+        if digits.isdigit() and end == closing and "e" not in text.lower():
+            self.place += place + 2
+            return digits
+        if marked and text.endswith("."):
+            raise Unreadable("it repeats something other than decimals")
+        return ""
 
     def divided(self, top: Value, bottom: Value) -> Any:
         """Divide, refusing to divide by zero."""

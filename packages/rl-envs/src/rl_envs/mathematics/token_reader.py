@@ -121,8 +121,8 @@ class TokenReader(ABC):
         """Consume only the first digit of the next number."""
         text = self.peek().text
         parts = [Token("number", text[0]), Token("number", text[1:])]
-        # A new list, as the tokens are the caller's. Both parts stay in it: a value with
-        # a double sign is read twice.
+        # A new list, as the tokens are the caller's. Both parts stay in it, as a value
+        # with a double sign is read twice.
         self._tokens = [
             *self._tokens[: self.place],
             *parts,
