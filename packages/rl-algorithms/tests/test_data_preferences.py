@@ -131,6 +131,20 @@ def test_columns_by_name_template_and_system_prompt(chat):
     ]
 
 
+def test_a_prompt_that_answers_repeat_is_there_once_with_a_template(chat):
+    row = {
+        "prompt": "q",
+        "chosen": [user("q"), assistant("yes")],
+        "rejected": [user("q"), assistant("no")],
+    }
+    config = DataConfig(prompt_template="{prompt}?")
+    (pair,) = process_preferences([row], chat, config)
+    assert texts(chat, pair) == [
+        ("<u>q?\n<a>yes\n", "yes\n"),
+        ("<u>q?\n<a>no\n", "no\n"),
+    ]
+
+
 def test_collate_interleaves_and_masks_both_rows_of_a_pair(plain):
     pairs = list(process_preferences([ROW, {**ROW, "chosen": "4567"}], plain))
     pairs[1]["loss_multiplier"] = 0.0

@@ -103,8 +103,8 @@ def _pair(
     chosen, rejected = str(columns.chosen), str(columns.rejected)
     sides = [_answer(row, column, index, name) for column in (chosen, rejected)]
     if columns.prompt is not None:
-        prompt = _prompt(row, columns.prompt, layout, index, name)
-        sides = [_without(prompt, side) for side in sides]
+        repeated, prompt = _prompt(row, columns.prompt, layout, index, name)
+        sides = [_without(repeated, side) for side in sides]
     else:
         prompt = _shared(sides)
         sides = [side[len(prompt) :] for side in sides]
@@ -123,11 +123,15 @@ def _pair(
 
 def _prompt(
     row: Row, column: str, layout: PromptFormat, index: int, name: str
-) -> Messages:
+) -> tuple[Messages, Messages]:
+    """Return the prompt as answers repeat it, and as the policy gets it."""
     if isinstance(row.get(column), list):
-        return messages_of(row, column, index, name)
+        messages = messages_of(row, column, index, name)
+        return messages, messages
     text = text_of(row, column, index, name)
-    return [{"role": "user", "content": layout.user_text(text, row, index, name)}]
+    # Rows know nothing of the template.
+    filled = layout.user_text(text, row, index, name)
+    return [{"role": "user", "content": text}], [{"role": "user", "content": filled}]
 
 
 def _answer(row: Row, column: str, index: int, name: str) -> Messages:
