@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +17,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +25,7 @@ import rl_distributed.checkpoint
 from rl_distributed.checkpoint import (
     CheckpointingConfig,
     CheckpointManager,
+    inspection,
     read_manifest,
 )
 from rl_distributed.errors import CheckpointError
@@ -132,8 +136,14 @@ KILLED_EVERYWHERE = textwrap.dedent(
 )
 
 
-def manager_in(folder: Path) -> CheckpointManager:
-    return CheckpointManager(CheckpointingConfig(checkpoint_dir=str(folder)))
+def manager_in(folder: Path, **settings: Any) -> CheckpointManager:
+    config = CheckpointingConfig(checkpoint_dir=str(folder), **settings)
+    return CheckpointManager(config)
+
+
+def save(manager: CheckpointManager, step: int) -> None:
+    with manager.writing(step, {"loss": float(step)}) as path:
+        (path / "weights").write_bytes(b"x" * 100)
 
 
 def test_a_kill_at_any_moment_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
@@ -232,6 +242,67 @@ def test_a_fallback_says_what_is_skipped_and_what_is_used(
     caplog.clear()
     assert manager_in(tmp_path).get_latest_checkpoint_path() is None
     assert "there is no whole one" in caplog.text
+
+
+def test_lost_training_information_costs_one_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    manager = manager_in(tmp_path, metric_name="loss", keep_top_k=1)
+    save(manager, 1)
+    info = tmp_path / "step_1" / "training_info.json"
+    # As after a power cut: the size is right, and the content is not there.
+    info.write_bytes(bytes(info.stat().st_size))
+    for step in (2, 3):
+        save(manager, step)
+    assert manager.get_best_checkpoint_path() == tmp_path / "step_3"
+    # The damaged one stays, and takes nobody's place.
+    assert list(manager.list_checkpoints()) == [1, 3]
+    assert caplog.text.count("is damaged; it does not count") == 1
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_the_best_is_found_while_the_writer_removes_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: bool
+) -> None:
+    manager = manager_in(tmp_path, metric_name="loss")
+    for step in (1, 2, 3):
+        save(manager, step)
+    read = inspection.read_training_info
+
+    def removing(root: Path) -> dict[str, Any]:
+        if not after and root.name == "step_3":
+            shutil.rmtree(root)
+        info = read(root)
+        if after and root.name == "step_3":
+            shutil.rmtree(root)
+        return info
+
+    monkeypatch.setattr(inspection, "read_training_info", removing)
+    assert manager.get_best_checkpoint_path() == tmp_path / "step_2"
+
+
+def test_a_leftover_that_cannot_be_removed_stops_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    remove = shutil.rmtree
+    busy = {"removed_step_1", "removed_step_3"}
+
+    def removed(path: Path, *args: Any, **kwargs: Any) -> None:
+        if path.name in busy and path.exists():
+            # What NFS says while a reader has a file in it open.
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(path))
+        remove(path, *args, **kwargs)
+
+    monkeypatch.setattr(shutil, "rmtree", removed)
+    manager = manager_in(tmp_path, keep_latest_k=1)
+    for step in (1, 2, 3, 3):
+        save(manager, step)
+    assert list(manager.list_checkpoints()) == [3]
+    assert {p.name for p in tmp_path.glob("*step_*")} == {"step_3", *busy}
+    assert "removed_step_1, which is a leftover, cannot be removed" in caplog.text
+    busy.clear()
+    save(manager, 4)
+    assert [p.name for p in tmp_path.glob("*step_*")] == ["step_4"]
 
 
 def test_nothing_reads_a_pickle() -> None:

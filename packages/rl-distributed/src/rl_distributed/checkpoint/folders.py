@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from rl_distributed.checkpoint.storage import remove_tree
+from rl_distributed.checkpoint.storage import remove_leftover
 from rl_distributed.errors import CheckpointError
 
 __all__ = ["StepFolders"]
@@ -100,4 +100,4 @@ class StepFolders:
             if prefix == "old_" and not self.final(step).exists():
                 path.rename(self.final(step))
             elif prefix:
-                remove_tree(path)
+                remove_leftover(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,21 @@ class Inspector:
             for step, path in self._folders.candidates().items()
             if self.is_whole(path, digests=False)
         }
+
+    def training_infos(self, whole: Mapping[int, Path]) -> dict[int, dict[str, Any]]:
+        """Return the training information of checkpoints; report those it is lost of.
+
+        Args:
+            whole: The result of `whole`.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        for step, path in whole.items():
+            try:
+                found[step] = read_training_info(path)
+            # Sizes alone were compared, or the writer has removed it since.
+            except (CheckpointError, FileNotFoundError) as error:
+                self._report([str(error)], "it does not count")
+        return found
 
     def is_whole(self, path: Path, *, digests: bool) -> bool:
         """Return whether a checkpoint is whole; damage is reported."""

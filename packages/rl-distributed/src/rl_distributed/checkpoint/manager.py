@@ -169,7 +169,8 @@ class CheckpointManager:
             # Its digests were just computed from these files.
             self._inspector.mark_verified(final)
             audit("checkpoint.saved", str(final), step=step)
-            remove_tree(old)
+            if old.exists():
+                self._remove(old, step)
             self.remove_old_checkpoints()
         finally:
             # The new step is valid, even if the old ones cannot be removed.
@@ -298,7 +299,8 @@ class CheckpointManager:
         Ties go to the newer one. Without the metric, or where no checkpoint has it,
         this is the newest.
         """
-        metrics = self._metrics()
+        whole = self._inspector.whole()
+        metrics = self._metrics(whole)
         name = self.config.metric_name
         if name is not None and metrics and set(metrics.values()) == {None}:
             _logger.warning(
@@ -306,10 +308,10 @@ class CheckpointManager:
                 self.checkpoint_dir,
                 name,
             )
-        candidates = self._folders.candidates()
         for step in rank(metrics, higher_is_better=self.config.higher_is_better):
-            if self._inspector.is_whole(candidates[step], digests=True):
-                return candidates[step]
+            # The writer may have removed it since.
+            if self._inspector.is_whole(whole[step], digests=True):
+                return whole[step]
         return None
 
     def load_training_info(
@@ -396,7 +398,8 @@ class CheckpointManager:
         """
         with self._naming(self.checkpoint_dir):
             self._writer.claim()
-        metrics = self._metrics()
+        whole = self._inspector.whole()
+        metrics = self._metrics(whole)
         keep = steps_to_keep(
             metrics,
             keep_top_k=self.config.keep_top_k,
@@ -404,28 +407,35 @@ class CheckpointManager:
             exclude_latest=exclude_latest,
             higher_is_better=self.config.higher_is_better,
         )
-        candidates = self._folders.candidates()
         gone: list[Path] = []
         for step in sorted(set(metrics) - keep):
-            path = candidates[step]
-            # Renamed first: a removal that is killed must not leave half a step.
-            removed = self._folders.removed(step)
-            try:
-                # Leftovers of a killed removal would block the rename.
-                remove_tree(removed)
-                path.rename(removed)
-                remove_tree(removed)
-            except OSError as error:
-                # A leftover step only takes up space; the save itself has succeeded.
-                _logger.warning("old checkpoint %s cannot be removed: %s", path, error)
+            path = whole[step]
+            if not self._remove(path, step):
                 continue
             audit("checkpoint.deleted", str(path), step=step)
             gone.append(path)
         return gone
 
-    def _metrics(self) -> dict[int, float | None]:
-        """Return the ranking metric of each checkpoint whose files are all there."""
-        return {
-            step: metric_of(read_training_info(path), self.config.metric_name)
-            for step, path in self._inspector.whole().items()
-        }
+    def _remove(self, path: Path, step: int) -> bool:
+        """Remove the folder of a step that is no longer needed; warn if that fails."""
+        # Renamed first: a removal that is killed must not leave half a step.
+        removed = self._folders.removed(step)
+        try:
+            # Leftovers of a killed removal would block the rename.
+            remove_tree(removed)
+            path.rename(removed)
+            remove_tree(removed)
+        except OSError as error:
+            # A leftover step only takes up space; the save itself has succeeded.
+            _logger.warning("old checkpoint %s cannot be removed: %s", path, error)
+            return False
+        return True
+
+    def _metrics(self, whole: Mapping[int, Path]) -> dict[int, float | None]:
+        """Return the ranking metric of each checkpoint whose files are all there.
+
+        One whose training information is damaged is reported and left out.
+        """
+        infos = self._inspector.training_infos(whole)
+        name = self.config.metric_name
+        return {step: metric_of(info, name) for step, info in infos.items()}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_distributed.errors import CheckpointError
+from rl_distributed.logs.logging import get_logger
 
 __all__ = [
     "disk_is_full",
@@ -24,10 +25,13 @@ __all__ = [
     "fsync_path",
     "fsync_tree",
     "read_bytes",
+    "remove_leftover",
     "remove_tree",
     "write_bytes_durably",
     "write_error",
 ]
+
+_logger = get_logger(__name__)
 
 # EFBIG as well: a process's file size limit stops a write just as a full disk does.
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -138,6 +142,17 @@ def remove_tree(path: Path) -> None:
     """Remove a folder; a folder that is gone already is fine."""
     with contextlib.suppress(FileNotFoundError):
         shutil.rmtree(path)
+
+
+def remove_leftover(path: Path) -> None:
+    """Remove a folder that only takes up space; where that fails, say so and go on.
+
+    On NFS, a file that a reader has open keeps its folder from being removed.
+    """
+    try:
+        remove_tree(path)
+    except OSError as error:
+        _logger.warning("%s, which is a leftover, cannot be removed: %s", path, error)
 
 
 def _plain(value: Any) -> Any:
