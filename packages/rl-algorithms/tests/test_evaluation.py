@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import rl_algorithms as rl
+from rl_algorithms.data import DataConfig
 from rl_algorithms.errors import DataError
 from rl_algorithms.evaluation import EvalConfig, evaluate, find_target
 from rl_algorithms.evaluation.result import DatasetEvaluation
+from rl_algorithms.evaluation.target import EvaluationTarget
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.errors import ConfigError, UserError
@@ -224,6 +226,13 @@ class TestEvaluate:
         assert "step_2" in newest
 
 
+def test_keys_of_training_are_not_taken_from_a_run():
+    data = {"train": "a.jsonl", "shuffle": False, "drop_last": True}
+    given = {**data, "split_validation_size": 5, "pass_rate_filter": {"num_visits": 3}}
+    settings = EvaluationTarget("m", {"data": {**given, "input_key": "q"}}).settings()
+    assert EvalConfig.from_dict(settings).data == DataConfig(input_key="q")
+
+
 def samples_of(rewards):
     return [
         {
@@ -243,6 +252,18 @@ def test_what_was_not_scored_is_not_right_and_has_no_reward():
     assert found.metrics["pass@2"] == 1.0
     assert found.metrics["reward"] == pytest.approx((1.0 + 0.5) / 2)
     assert found.metrics["unscored_rate"] == 0.25
+
+
+def test_a_result_that_cannot_be_written_is_named_before_anything_starts(
+    tiny_model, tmp_path
+):
+    (tmp_path / "file").write_text("")
+    for output, message in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "file" / "result.json", "cannot be made"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            evaluate(tiny_model, ROWS, reward, output=output)
 
 
 @pytest.mark.parametrize(

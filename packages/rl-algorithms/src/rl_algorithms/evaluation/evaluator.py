@@ -104,6 +104,8 @@ def evaluate(
         has_scorer=scorer is not None,
         has_data=dataset is not None or bool(datasets),
     )
+    if output is not None:
+        _check_output(Path(output).expanduser())
     if scorer is None and run_config.env is not None:
         rl_envs.env_registry.get(run_config.env.name)
     if generation is None:
@@ -143,6 +145,26 @@ def evaluate(
     if output is not None:
         result.save(output)
     return result
+
+
+def _check_output(output: Path) -> None:
+    """Check that a result can be written, before the hours that it may take.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    if output.is_dir():
+        raise ConfigError(
+            f"output must be a file: {output} is a folder; name a file in it, such as "
+            f"{output / 'result.json'}"
+        )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"output: the folder {output.parent} cannot be made "
+            f"({error.strerror or error}); name another file"
+        ) from error
 
 
 def _rollout_config(config: EvalConfig, model: str) -> RolloutConfig:

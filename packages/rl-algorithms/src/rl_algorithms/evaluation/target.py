@@ -20,6 +20,7 @@ _NOT_OF_AN_EVALUATION = (
     "split_validation_size",
     "shuffle",
     "drop_last",
+    "pass_rate_filter",
 )
 
 
