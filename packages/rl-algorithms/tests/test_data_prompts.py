@@ -129,6 +129,12 @@ def test_long_prompts_are_an_error_or_dropped_and_counted(plain):
         ([{"prompt": "a"}], {"input_key": "promt"}, "data.input_key='promt'.*prompt"),
         ([{"prompt": None}], {}, "row 0: column 'prompt' must be text: got nothing"),
         ([{"prompt": float("nan")}], {}, "row 0: column 'prompt' .*got nothing"),
+        ([{"prompt": "a\ud83d"}], {}, "row 0: column 'prompt' .* at character 1, half"),
+        (
+            [{"messages": [{"role": "user", "content": "\ude00"}]}],
+            {},
+            "row 0: column 'messages' .* at character 0, half",
+        ),
         ([{"prompt": "a"}, {}], {}, "row 1: column 'prompt' must be text"),
         ([{"prompt": ""}], {}, "row 0: the prompt is empty"),
         ([{"prompt": []}], {}, "must be a list of messages"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -123,7 +124,7 @@ def text_of(row: Row, column: str, index: int, name: str) -> str:
     """
     value = row.get(column)
     if isinstance(value, str):
-        return value
+        return _whole(value, column, index, name)
     # NaN is what data frames have in place of a missing text.
     is_missing = value is None or (isinstance(value, float) and math.isnan(value))
     # Answers to math problems are often stored as numbers.
@@ -153,6 +154,26 @@ def messages_of(row: Row, column: str, index: int, name: str) -> list[dict[str, 
     ]
 
 
+# Half of a character beyond 16 bits, as JSON may hold it where a text was cut.
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def _whole(text: str, column: str, index: int, name: str) -> str:
+    """Return a text that a tokenizer can take.
+
+    Raises:
+        ColumnError: The text has half of a character.
+    """
+    found = None if text.isascii() else _HALF.search(text)
+    if found is None:
+        return text
+    raise ColumnError(
+        f"dataset {name}, row {index}: column {column!r} must be text that UTF-8 can "
+        f"hold: got {found[0]!r} at character {found.start()}, half of a character "
+        "that was cut; leave it out"
+    )
+
+
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
 
 
@@ -164,6 +185,7 @@ def _message(
         role = item.get("role", item.get("from"))
         content = item.get("content", item.get("value"))
         if isinstance(role, str) and isinstance(content, str):
+            content = _whole(content, column, index, name)
             return {"role": _SHAREGPT_ROLES.get(role, role), "content": content}
     raise ColumnError(
         f"dataset {name}, row {index}: message {place} of column {column!r} must have "
