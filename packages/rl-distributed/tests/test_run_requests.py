@@ -186,7 +186,11 @@ def test_a_reader_that_is_killed_is_noticed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["{", "[]", '"text"', "x" * 70_000, json.dumps({"kind": 3, "body": []})]
+    "text",
+    [
+        *("{", "[]", '"text"', "x" * 70_000, json.dumps({"kind": 3, "body": []})),
+        '{"kind": "update", "body": ' + "[" * 30_000 + "]" * 30_000 + "}",
+    ],
 )
 def test_what_is_no_request_is_left_out(tmp_path, text):
     with RunRequests(tmp_path) as requests:

@@ -128,7 +128,8 @@ class RunRequests:
             content = _read_own(target)
         except FileNotFoundError:
             return None  # its sender has taken it back
-        except (OSError, ValueError) as error:
+        # What nests too deep for the reader raises a RecursionError.
+        except (OSError, ValueError, RecursionError) as error:
             _logger.warning("the request %s is ignored: %s", path.name, error)
             with contextlib.suppress(OSError):
                 target.unlink()
