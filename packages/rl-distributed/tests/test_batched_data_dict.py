@@ -740,3 +740,15 @@ def test_all_gather_joins_ranks(tmp_path: Path) -> None:
         dist.destroy_process_group()
     assert gathered["row"].tolist() == [0, 1, 2]
     assert gathered["name"] == batch["name"]
+
+
+def test_columns_of_another_mapping_are_checked_as_those_set_one_by_one() -> None:
+    batch = batch_of([1, 2])
+    before = batch
+    batch |= {"reward": np.array([0.5, 1.0])}
+    batch |= BatchedDataDict({"name": ["a", "b"]})
+    assert batch is before
+    assert isinstance(batch["reward"], torch.Tensor)
+    assert batch["name"] == ["a", "b"]
+    with pytest.raises(BatchError, match="'pair' must be a tensor, a list or a numpy"):
+        batch |= {"pair": (1, 2)}
