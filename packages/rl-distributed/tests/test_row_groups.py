@@ -15,6 +15,7 @@ PACKING = {
     "algorithm": "modified_first_fit_decreasing",
     "sequence_length_pad_multiple": 1,
 }
+DYNAMIC = {**COLUMNS, "sequence_length_round": 2}
 
 
 def _rows(lengths):
@@ -78,3 +79,19 @@ def test_a_group_must_fit_and_divide():
         rows.shard_by_batch_size(1, rows_per_group=4)
     with pytest.raises(BatchError, match="batch_size"):
         rows.shard_by_batch_size(1, 3, rows_per_group=2)
+
+
+@pytest.mark.parametrize(
+    ("way", "lengths", "message"),
+    [
+        ("sequence_packing_args", [5, 5, 5, 0], "positive: row 3 has 0"),
+        ("sequence_packing_args", [5, 5, 9, -2], "positive: row 3 has -2"),
+        ("dynamic_batching_args", [5, 5, -2, 9], "at least 0: row 2 has -2"),
+    ],
+)
+def test_a_length_that_no_row_has_is_refused_in_a_group_too(way, lengths, message):
+    kind = PACKING if way == "sequence_packing_args" else DYNAMIC
+    arguments = {way: {**kind, "max_tokens_per_microbatch": 30}}
+    for group in (1, 2):
+        with pytest.raises(BatchError, match=message):
+            _rows(lengths).shard_by_batch_size(1, rows_per_group=group, **arguments)

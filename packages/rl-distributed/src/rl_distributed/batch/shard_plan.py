@@ -24,6 +24,7 @@ from rl_distributed.batch.token_budget import (
     SequencePackingArgs,
     check_args,
     check_budget,
+    check_shortest,
     greedy_cuts,
     padded_widths,
     round_up,
@@ -122,10 +123,16 @@ def group_lengths(
 
     Packed, a group is as long as its rows together; padded, it is as long as its
     longest row, and a micro-batch holds proportionally fewer of them.
+
+    Raises:
+        PackingError: A row is too short, or a group fits in no micro-batch.
     """
     budget = args["max_tokens_per_microbatch"]
+    packs = "algorithm" in args
+    # Row by row: what is too short would not show in the length of its group.
+    check_shortest(lengths, args["input_lengths_key"], shortest=int(packs))
     groups = lengths.reshape(-1, rows_per_group)
-    if "algorithm" in args:
+    if packs:
         longest = round_up(groups, args["sequence_length_pad_multiple"]).sum(axis=1)
         padded, limit = longest, budget
     else:

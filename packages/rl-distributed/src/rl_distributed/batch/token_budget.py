@@ -16,6 +16,7 @@ __all__ = [
     "SequencePackingArgs",
     "check_args",
     "check_budget",
+    "check_shortest",
     "greedy_cuts",
     "padded_widths",
     "round_up",
@@ -96,16 +97,21 @@ def check_budget(
     """
     if lengths.size == 0:
         return
-    row = int(lengths.argmin())
-    if lengths[row] < shortest:
-        rule = "positive" if shortest else "at least 0"
-        raise PackingError(f"{column} must be {rule}: row {row} has {lengths[row]}")
+    check_shortest(lengths, column, shortest)
     row = int(padded.argmax())
     if padded[row] > budget:
         raise PackingError(
             f"row {row} has {lengths[row]} tokens ({padded[row]} with padding), but "
             f"max_tokens_per_microbatch is {budget}; raise it or shorten the row"
         )
+
+
+def check_shortest(lengths: Rows, column: str, shortest: int) -> None:
+    """Raise `PackingError` if a row is shorter than this."""
+    row = int(lengths.argmin()) if lengths.size else 0
+    if lengths.size and lengths[row] < shortest:
+        rule = "positive" if shortest else "at least 0"
+        raise PackingError(f"{column} must be {rule}: row {row} has {lengths[row]}")
 
 
 def check_args(args: Mapping[str, Any], kind: Any) -> None:
