@@ -21,7 +21,7 @@ import sympy
 
 from rl_envs.mathematics.expressions import ExpressionReader
 from rl_envs.mathematics.names import SCALES, unit_name
-from rl_envs.mathematics.tokens import tokenize
+from rl_envs.mathematics.tokens import lowered, tokenize
 from rl_envs.mathematics.values import (
     Group,
     Quantity,
@@ -105,7 +105,8 @@ def read_answer(text: str) -> Value:
     Raises:
         Unreadable: It cannot be read as a whole.
     """
-    text = _without_delimiters(text)
+    # Before the words, to which x¹⁰ would belong: raised digits count as letters.
+    text = lowered(_without_delimiters(text))
     if not text:
         raise Unreadable("it is empty")
     # Before the formula, in which "fox" would be a product of three letters.

@@ -15,7 +15,7 @@ from rl_envs.mathematics.names import (
 )
 from rl_envs.mathematics.values import Unreadable
 
-__all__ = ["Token", "tokenize"]
+__all__ = ["Token", "lowered", "tokenize"]
 
 # No answer is longer, and some of the expressions below are quadratic.
 _MAX_CHARACTERS = 4000
@@ -39,15 +39,14 @@ _REPLACED = {
     "\N{PLUS-MINUS SIGN}": r"\pm ",
     "\N{EMPTY SET}": r"\emptyset ",
     "\N{DEGREE SIGN}": r"^\circ ",
-    "\N{SUPERSCRIPT ONE}": "^1",
-    "\N{SUPERSCRIPT TWO}": "^2",
-    "\N{SUPERSCRIPT THREE}": "^3",
     "\N{DOUBLE-STRUCK CAPITAL R}": r"\mathbb{R}",
     "**": "^",
     r"\%": "%",
 }
 _REPLACE = re.compile("|".join(map(re.escape, sorted(_REPLACED, key=len)[::-1])))
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\,|\\ )(?=\d{3}(?!\d))")
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_RAISED_RUN = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _ROW = "¶"
 # Commands without an effect on the meaning.
 _LAYOUT = re.compile(
@@ -114,6 +113,17 @@ def tokenize(text: str) -> list[Token]:
         spaced = False
     tokens.append(Token("end", "", spaced))
     return tokens
+
+
+def lowered(text: str) -> str:
+    """Write raised characters as powers: `x^2` for x², `10^{12}` for 10¹²."""
+    return _RAISED_RUN.sub(_power, text)
+
+
+def _power(run: re.Match[str]) -> str:
+    # One exponent for all, as ^1^2 is ^1; braces cannot stand within `\text{cm²}`.
+    digits = run.group().translate(_RAISED)
+    return f"^{digits}" if len(digits) == 1 else f"^{{{digits}}}"
 
 
 def _prepared(text: str) -> str:
