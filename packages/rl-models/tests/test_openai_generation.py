@@ -392,6 +392,45 @@ def test_vllm_s_own_server_is_paused_loaded_and_asked(
     assert not seen[0].exists()
 
 
+def test_rows_by_weights_that_nobody_has_sent_are_refused(
+    stand_in: Callable[[Answers], StandIn], folder: Path, root: Path
+) -> None:
+    served = 4
+
+    def answer(path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        nonlocal served
+        if path == "/rl/status":
+            return 200, {"weight_version": served}
+        if path == "/rl/weights":
+            served = body["version"]
+            return 200, {"version": served, "num_updated": 1}
+        spans = [{"version": served, "start": 0, "end": 2}]
+        return 200, choice(weight_versions=spans)
+
+    settings = {"weights_folder": str(root / "rl"), "weights_key_variable": VARIABLE}
+    server = stand_in(answer)
+    backend = made(folder, server.address, **settings)
+    # Before the first update, whatever the server was left with by others.
+    assert backend.generate(prompts(1))["weight_version"].tolist() == [0]
+    backend.load_weights(weights_of(folder), 7)
+    assert backend.generate(prompts(1))["weight_version"].tolist() == [7]
+    # The weights of another run; then those of its folder, after a new start.
+    for other in (6, 0):
+        served = other
+        with pytest.raises(
+            GenerationError, match=rf"its version 5: got version {other}; the server"
+        ):
+            backend.generate(prompts(1))
+    backend.load_weights(weights_of(folder), 8)
+    assert backend.generate(prompts(1))["weight_version"].tolist() == [8]
+    backend.shutdown()
+    lenient = made(folder, server.address, unverified_weights=True, **settings)
+    lenient.load_weights(weights_of(folder), 9)
+    served = 0
+    assert lenient.generate(prompts(1))["weight_version"].tolist() == [9]
+    lenient.shutdown()
+
+
 def test_weights_that_are_not_confirmed_are_refused(
     stand_in: Callable[[Answers], StandIn], folder: Path
 ) -> None:

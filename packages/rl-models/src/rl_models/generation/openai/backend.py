@@ -269,7 +269,9 @@ class OpenAIGenerationBackend(Traits):
             raise
         self._folders.serve(folder)
         for address, name in zip(self.config.openai.addresses, names, strict=True):
-            self._names.setdefault(address, {})[name] = version
+            # Alone: a server that was started again counts from the beginning, and its
+            # numbers of earlier versions may come to mean others.
+            self._names[address] = {name: version}
         self.weight_version = version
         self._has_weights = True
         return version

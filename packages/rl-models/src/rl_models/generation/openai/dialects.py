@@ -80,22 +80,37 @@ class Dialect(ABC):
         Args:
             row: The row.
             answer: The JSON of the answer.
-            names: The version here by the server's number of it.
+            names: The version here by the server's number of it; empty before the first
+                update.
             version: The version here if the server names none.
 
         Raises:
-            GenerationError: Token ids or log-probs are missing, or are no numbers.
+            GenerationError: Token ids or log-probs are missing, or are no numbers, or
+                the server says that other weights sampled them.
         """
         (choice,) = answer.get("choices") or [{}]
         tokens = choice.get("token_ids")
         logprobs = (choice.get("logprobs") or {}).get("token_logprobs")
         versions = [version] * len(tokens or ())
         for span in choice.get("weight_versions") or ():
-            own = names.get(int(span["version"]), version)
+            own = self._own_version(row, int(span["version"]), names, version)
             for place in range(span["start"], min(span["end"], len(versions))):
                 versions[place] = own
         reason = choice.get("finish_reason")
         return _checked(row, tokens, logprobs, versions, reason)
+
+    def _own_version(
+        self, row: Row, number: int, names: Mapping[int, int], version: int
+    ) -> int:
+        """Return the version here of the server's number."""
+        if number not in names and names and not self.unverified_weights:
+            raise GenerationError(
+                f"the answer to row {row.number} must be by the weights that the "
+                f"server has confirmed, its version {max(names)}: got version "
+                f"{number}; the server was started again, or somebody else has updated it: sync "
+                "the weights again, and keep other runs away from it"
+            )
+        return names.get(number, version)
 
     @abstractmethod
     async def update(
