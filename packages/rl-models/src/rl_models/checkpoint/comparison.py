@@ -150,7 +150,9 @@ def _compare_blocks(
         distance = (x - y).abs().nan_to_num(nan=torch.inf, posinf=torch.inf)
         if tolerance:
             scale = torch.maximum(x.abs(), y.abs()).clamp(min=1.0)
-            distance = distance[~(distance <= tolerance * scale)]
+            # Beside an infinite number, every distance would be within the tolerance.
+            is_near = (distance <= tolerance * scale) & distance.isfinite()
+            distance = distance[~is_near]
         if distance.numel():
             num_elements += distance.numel()
             largest = max(largest, float(distance.max()))
