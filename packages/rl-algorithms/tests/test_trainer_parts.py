@@ -105,6 +105,14 @@ class TestCheckpoints:
         assert not lowest.is_best({"val:accuracy": 0.4}, [0.2, 0.6])
         assert not highest.is_best({"val:reward": 1.0}, [])
 
+    def test_nan_is_never_the_best(self, tmp_path):
+        nan = float("nan")
+        for higher in (True, False):
+            found = self.make(tmp_path, higher_is_better=higher)
+            assert not found.is_best({"val:accuracy": nan}, [])
+            assert found.is_best({"val:accuracy": 0.5}, [nan])
+            assert not found.is_best({"val:accuracy": 0.5}, [nan, 0.5])
+
     def test_when_one_is_due(self, tmp_path):
         on = self.make(tmp_path, save_period=3)
         assert [s for s in range(1, 8) if on.due(s, last=False, best=False)] == [3, 6]
@@ -138,10 +146,22 @@ class TestSchedule:
         assert patience.reason(state) is None
         patience.observe(state, {"val:accuracy": 0.5})
         assert "has not improved on 0.625 in 2" in (patience.reason(state) or "")
+        patience.observe(state, {"val:accuracy": float("nan")})
+        assert (state.best_value, state.validations_since_best) == (0.625, 3)
         choosy = Patience("val:accuracy", 2, min_delta=0.25)
         for value in (0.875, 0.9375):
             choosy.observe(state, {"val:accuracy": value})
         assert (state.best_value, state.validations_since_best) == (0.9375, 0)
+
+    def test_patience_with_nan_at_the_start(self):
+        patience, state = Patience("val:accuracy", 2), TrainerState()
+        for value in (float("nan"), 0.1, 0.5):
+            patience.observe(state, {"val:accuracy": value})
+        assert (state.best_value, state.validations_since_best) == (0.5, 0)
+        state = TrainerState()
+        for _ in range(2):
+            patience.observe(state, {"val:accuracy": float("nan")})
+        assert patience.reason(state) == "val:accuracy was not a number in 2 validations"
 
     def test_early_stop(self):
         stop = EarlyStop("val:accuracy", 0.9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,10 @@ class RunCheckpoints:
     def is_best(self, metrics: Mapping[str, float], earlier: list[float]) -> bool:
         """Return whether the ranking metric is better than all earlier values."""
         name = self._config.metric_name
-        if name is None or name not in metrics:
+        if name is None or math.isnan(metrics.get(name, math.nan)):
             return False
+        # NaN is neither more nor less than any number, so none would be better.
+        earlier = [value for value in earlier if not math.isnan(value)]
         if not earlier:
             return True
         if self._config.higher_is_better:

@@ -254,9 +254,15 @@ class Patience:
         if self.metric is None:
             return
         value = _value_of("early_stop.metric", self.metric, metrics)
+        # NaN is neither more nor less than any number: as the best value it would make
+        # all later ones no improvement.
         best = state.best_value
-        gain = 0.0 if best is None else value - best
-        if best is None or (gain if self.higher_is_better else -gain) > self.min_delta:
+        if best is None or math.isnan(best):
+            is_better = not math.isnan(value)
+        else:
+            gain = value - best
+            is_better = (gain if self.higher_is_better else -gain) > self.min_delta
+        if is_better:
             state.best_value, state.validations_since_best = value, 0
         else:
             state.validations_since_best += 1
@@ -266,10 +272,10 @@ class Patience:
         since = state.validations_since_best
         if not self.patience or since < self.patience:
             return None
-        return (
-            f"{self.metric} has not improved on {state.best_value:.4g} in {since} "
-            "validations"
-        )
+        best = state.best_value
+        if best is None:
+            return f"{self.metric} was not a number in {since} validations"
+        return f"{self.metric} has not improved on {best:.4g} in {since} validations"
 
 
 @dataclass(frozen=True)
