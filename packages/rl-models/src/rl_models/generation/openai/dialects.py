@@ -107,8 +107,8 @@ class Dialect(ABC):
             raise GenerationError(
                 f"the answer to row {row.number} must be by the weights that the "
                 f"server has confirmed, its version {max(names)}: got version "
-                f"{number}; the server was started again, or somebody else has updated it: sync "
-                "the weights again, and keep other runs away from it"
+                f"{number}; the server was started again, or somebody else has updated "
+                "it: sync the weights again, and keep other runs away from it"
             )
         return names.get(number, version)
 
