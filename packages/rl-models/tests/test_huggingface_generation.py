@@ -431,6 +431,13 @@ def test_impossible_lengths_are_refused(backend, length, rule):
         backend.generate(data)
 
 
+@pytest.mark.parametrize("strings", ["END", [""], [3]])
+def test_stop_strings_must_be_lists_of_texts(backend, strings):
+    data = make_data([4, 4], stop_strings=[None, strings])
+    with pytest.raises(BatchError, match=r"stop_strings\[1\] must be a list of texts"):
+        backend.generate(data)
+
+
 def test_settings_of_a_call_are_checked(backend):
     with pytest.raises(ConfigError, match="top_p"):
         backend.generate(make_data([4]), sampling=SamplingParams(top_p=2.0))

@@ -61,6 +61,18 @@ def check_rows(
 def stop_strings_of(
     data: Mapping[str, Any], common: Sequence[str] | None
 ) -> list[list[str]]:
-    """Return the stop strings of each row: the common ones, then the row's own."""
+    """Return the stop strings of each row: the common ones, then the row's own.
+
+    Raises:
+        BatchError: A row has something else than a list of texts that are not empty.
+    """
     own: Sequence[Any] = data.get("stop_strings") or [None] * len(data["input_lengths"])
+    for row, strings in enumerate(own):
+        # A text alone would be taken for a list of its letters, each of which ends.
+        is_list = strings is None or isinstance(strings, list | tuple)
+        if not is_list or not all(isinstance(s, str) and s for s in strings or ()):
+            raise BatchError(
+                f"stop_strings[{row}] must be a list of texts that are not empty, or "
+                f"None: got {strings!r}."
+            )
     return [[*(common or ()), *(row or ())] for row in own]
