@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -502,6 +503,19 @@ def test_what_a_killed_process_left_is_removed() -> None:
         assert list(folder.glob("message-*"))
     SharedMemoryLink.create().close()
     assert not folder.exists()
+
+
+def test_a_process_outlives_a_change_of_the_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with SharedMemoryLink.create() as link:
+        link.sender()
+        # The kernel counts it back from the time of day, which somebody may set.
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda: time.time() + 3600)
+        # Making a link removes those of processes that have ended.
+        SharedMemoryLink.create().close()
+        with pytest.raises(DeadlineExceededError, match="did not come within"):
+            link.receiver(0).receive(deadline_s=0.5)
 
 
 def test_a_link_that_nobody_closes_goes_with_its_process() -> None:

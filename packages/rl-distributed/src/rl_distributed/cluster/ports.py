@@ -25,11 +25,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import psutil
-
 from rl_distributed.errors import ConfigError, ResourceInsufficientError
 from rl_distributed.failures.lock_owner import machine_id
 from rl_distributed.file_lock import FileLock
+from rl_distributed.process.start_time import started_s
 
 __all__ = [
     "PortAllocator",
@@ -120,13 +119,14 @@ class PortOwner:
     """Boot of the machine and process namespace that `pid` belongs to."""
     pid: int
     started: float
-    """When the process began; another one may get its number."""
+    """When the process began, in seconds since the start of the machine; another one
+    may get its number."""
 
     @classmethod
     def this_process(cls) -> PortOwner:
         """Return the owner of ports that this process asks for."""
         pid = os.getpid()
-        return cls(_machine(), pid, psutil.Process(pid).create_time())
+        return cls(_machine(), pid, started_s(pid))
 
     def is_gone(self, noted_at: float, now: float) -> bool:
         """Whether a port noted for it at `noted_at` may go to somebody else."""
@@ -134,8 +134,8 @@ class PortOwner:
             return now - noted_at > _LEASE_S
         try:
             # Process ids are reused; the start time tells the processes apart.
-            return abs(psutil.Process(self.pid).create_time() - self.started) > 1.0
-        except psutil.NoSuchProcess:
+            return abs(started_s(self.pid) - self.started) > 1.0
+        except ProcessLookupError:
             return True
 
 

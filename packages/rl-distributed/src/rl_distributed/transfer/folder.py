@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 import psutil
 
 from rl_distributed.errors import DeadlineExceededError, TransferError
+from rl_distributed.failures.lock_owner import machine_id
+from rl_distributed.process.start_time import started_s
 
 __all__ = [
     "Taken",
@@ -76,8 +78,9 @@ def own_process() -> dict[str, Any]:
         "host": socket.gethostname(),
         # Process numbers mean nothing in another container.
         "namespace": os.stat("/proc/self/ns/pid").st_ino,
+        "boot": machine_id(),
         "pid": os.getpid(),
-        "started_s": psutil.Process().create_time(),
+        "started_s": started_s(os.getpid()),
         "closed": False,
     }
 
@@ -87,13 +90,16 @@ def process_is_gone(process: dict[str, Any]) -> bool:
     own = own_process()
     if any(process[key] != own[key] for key in ("host", "namespace")):
         return False
+    # The machine was started again since.
+    if process.get("boot", own["boot"]) != own["boot"]:
+        return True
     try:
-        found = psutil.Process(process["pid"])
         # Process ids are reused; the start time tells the processes apart.
-        same = abs(found.create_time() - process["started_s"]) < 1.0
+        if abs(started_s(process["pid"]) - process["started_s"]) >= 1.0:
+            return True
         # A zombie has ended, but its parent has not collected it yet.
-        return not same or found.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        return psutil.Process(process["pid"]).status() == psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return True
 
 
