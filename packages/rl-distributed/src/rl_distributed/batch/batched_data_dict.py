@@ -82,7 +82,7 @@ class BatchedDataDict(UserDict[str, Any], Generic[DictT]):
     def __setitem__(self, key: str, item: Any) -> None:
         super().__setitem__(key, columns.as_column(key, item))
 
-    def __ior__(self, other: Any) -> Self:
+    def __ior__(self, other: Any) -> Self:  # type: ignore[override,misc]
         # That of `UserDict` would put the columns in unseen.
         self.update(other)
         return self
