@@ -57,7 +57,7 @@ def are_proportional(gold: Any, answer: Any, *, positive: bool) -> bool:
 
 
 def _are_same_constants(gold: Any, answer: Any) -> bool:
-    a, b = sympy.N(gold, _DIGITS), sympy.N(answer, _DIGITS)
+    a, b = _number(gold), _number(answer)
     if not (_is_finite(a) and _is_finite(b)):
         return False
     if _is_same(a, b):
@@ -105,15 +105,23 @@ def _at_points(gold: Any, answer: Any) -> list[tuple[Any, Any]]:
         for place, symbol in enumerate(symbols):
             top, bottom = _SEEDS[(point + place) % len(_SEEDS)]
             values[symbol] = sympy.Rational(top + 7 * place, bottom + 2 * point)
-        a, b = (
-            sympy.N(expression.subs(values), _DIGITS) for expression in (gold, answer)
-        )
+        a, b = (_number(expression.subs(values)) for expression in (gold, answer))
         if _is_finite(a) and _is_finite(b):
             pairs.append((a, b))
         # Their domains differ: log(x^2) is not 2 log(x).
         elif _is_finite(a) != _is_finite(b):
             return []
     return pairs
+
+
+def _number(expression: Any) -> Any:
+    """Evaluate an expression without variables."""
+    value = sympy.N(expression, _DIGITS)
+    # Terms that cancel leave noise, without a digit that means something, in place of
+    # zero; its size says nothing, as a number may also be tiny.
+    if value.is_Float and value._prec == 1:
+        return sympy.Integer(0)
+    return value
 
 
 def _is_finite(value: Any) -> bool:

@@ -156,14 +156,15 @@ class ExpressionReader(FactorReader):
     def is_degree(self) -> bool:
         """Return True if a degree sign is next."""
         if self.peek().text != "^":
-            return False
+            return self.peek().text == r"\degree"
         if self.peek(1).text in (r"\circ", r"\degree"):
             return True
         return self.peek(1).text == "{" and self.peek(2).text == r"\circ"
 
     def take_degree(self) -> None:
         """Consume a degree sign."""
-        self.take()
+        if self.take().text != "^":
+            return
         if self.accept("{"):
             self.take()
             self.expect("}")

@@ -18,6 +18,7 @@ from rl_envs.mathematics.names import (
 from rl_envs.mathematics.token_reader import TokenReader
 from rl_envs.mathematics.values import (
     Group,
+    Quantity,
     Relation,
     SetOperation,
     Unreadable,
@@ -57,6 +58,7 @@ _LINES = ("aligned", "align", "cases", "gathered")
 _BRACKETS = {(False, False): "[]", (True, False): "(]", (False, True): "[)"}
 # Above digits, as marks of a decimal that repeats them.
 _REPEATED = (r"\overline", r"\bar", r"\dot")
+_OF_ANGLES = ("sin", "cos", "tan", "cot", "sec", "csc")
 _INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 
 
@@ -216,7 +218,7 @@ class FactorReader(TokenReader):
         # sin^{-1} is the inverse, although sin^2 is a power.
         if power == -1 and name in _INVERSES:
             name, power = _INVERSES[name], None
-        arguments = self._arguments()
+        arguments = self._arguments(angle=name in _OF_ANGLES)
         if base is not None:
             if name != "log":
                 raise Unreadable(f"{name} has no index")
@@ -228,16 +230,20 @@ class FactorReader(TokenReader):
             raise Unreadable(f"{name} does not take its arguments") from error
         return value if power is None else value**power
 
-    def _arguments(self) -> list[Any]:
+    def _arguments(self, *, angle: bool) -> list[Any]:
         for opening, closing in (("(", ")"), ("{", "}")):
             if self.accept(opening):
-                found = [self.scalar(item) for item in self.items(closing)]
+                found = self.items(closing)
                 self.expect(closing)
-                return found
+                return [self.scalar(_in_radians(item, angle)) for item in found]
         # The argument in `\sin 2x` extends over numbers and variables.
         value = self.scalar(self.mixed())
         while self.peek().kind in ("number", "letter") or self._is_letter_command():
             value = self.scalar(self.side_by_side(value))
+        # Not left over as the unit of the function's value.
+        if angle and self.is_degree():
+            self.take_degree()
+            value = _in_radians(Quantity(value, "degree"), angle)
         return [value]
 
     def _is_letter_command(self) -> bool:
@@ -348,6 +354,13 @@ class FactorReader(TokenReader):
         # sympy omits the flags if an end is infinite.
         kind = (opened[0] or ends[0] == -sympy.oo, opened[1] or ends[1] == sympy.oo)
         return Group(_BRACKETS.get(kind, "()"), tuple(ends))  # type: ignore[arg-type]
+
+
+def _in_radians(value: Value, angle: bool) -> Value:
+    """Return the argument of a function of angles, which may be in degrees."""
+    if not angle or not isinstance(value, Quantity) or value.unit != "degree":
+        return value
+    return value.value * sympy.pi / 180
 
 
 def _are_rows(found: list[Value]) -> bool:

@@ -293,7 +293,7 @@ class _AnswerReader(ExpressionReader):
                 if token.text.strip(", ").lower() in _JOINERS:
                     break
                 parts.extend(_UNIT_PARTS.findall(self.take().text))
-            elif token.text == "^" and self.is_degree():
+            elif self.is_degree():
                 self.take_degree()
                 parts.append("degree")
             elif parts and token.text == "^" and after.kind == "number":

@@ -52,6 +52,14 @@ class TokenReader(ABC):
         """Read a factor with its powers, or a mixed number."""
 
     @abstractmethod
+    def is_degree(self) -> bool:
+        """Return True if a degree sign is next."""
+
+    @abstractmethod
+    def take_degree(self) -> None:
+        """Consume a degree sign."""
+
+    @abstractmethod
     def exponent(self) -> Any:
         """Read the exponent after `^`."""
 
