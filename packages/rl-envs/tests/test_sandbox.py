@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -146,6 +150,33 @@ def test_a_closed_pool_says_so_and_leaves_no_folder() -> None:
     assert not folder.exists()
     with pytest.raises(SandboxError, match="closed"):
         sandbox.run("print(1)")
+
+
+def test_an_interrupted_program_leaves_no_result_for_the_next() -> None:
+    with SandboxPool(1, level=SandboxLevel.SECCOMP) as sandbox:
+        with (
+            mock.patch.object(select, "poll", side_effect=KeyboardInterrupt),
+            pytest.raises(KeyboardInterrupt),
+        ):
+            sandbox.run("print('first')")
+        assert sandbox.run("print('second')").stdout == "second\n"
+
+
+def test_closing_ends_the_calls_of_other_threads_and_starts_nothing() -> None:
+    sandbox = SandboxPool(1, level=SandboxLevel.SECCOMP)
+    slots = list(sandbox._slots)
+    slow = "import time; print(1, flush=True); time.sleep(3)"
+    with ThreadPoolExecutor(2) as threads:
+        running = threads.submit(sandbox.run, slow)
+        while not sandbox._free.empty():
+            time.sleep(0.01)
+        waiting = threads.submit(sandbox.run, slow)
+        time.sleep(0.1)
+        sandbox.close()
+        assert running.result().status == "sandbox"
+        with pytest.raises(SandboxError, match="closed"):
+            waiting.result()
+    assert [slot.is_up for slot in slots] == [False]
 
 
 def test_limits_must_be_above_0() -> None:

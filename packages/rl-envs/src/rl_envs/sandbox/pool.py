@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -147,9 +148,19 @@ class SandboxPool(Sandbox):
             super()._check(name)
 
     def _ask(self, request: Mapping[str, Any], limits: SandboxLimits) -> SandboxResult:
-        if not self._slots:
-            raise SandboxError("the sandbox is closed; create another SandboxPool")
+        self._check_open()
         slot = self._free.get()
+        try:
+            with slot.in_use:
+                # Again: a zygote started after `close` would never end.
+                self._check_open()
+                return self._ask_slot(slot, request, limits)
+        finally:
+            self._free.put(slot)
+
+    def _ask_slot(
+        self, slot: _Slot, request: Mapping[str, Any], limits: SandboxLimits
+    ) -> SandboxResult:
         try:
             # The level asked for, not the one reached at first: a restart must not fail
             # because the machine now allows less than the maximum.
@@ -158,15 +169,26 @@ class SandboxPool(Sandbox):
                 slot.wait_until_up(self._asked)
             own = {name: getattr(limits, name) for name in limits.__slots__}
             return slot.ask({**request, **own}, limits.time_s)
-        finally:
-            self._free.put(slot)
+        except BaseException:
+            # As by Ctrl-C: the reply is still to come, and the next program would get
+            # it for its own.
+            slot.end()
+            raise
+
+    def _check_open(self) -> None:
+        if not self._slots:
+            raise SandboxError("the sandbox is closed; create another SandboxPool")
 
     def close(self) -> None:
         """Stop all processes and remove the scratch folders."""
         # Emptied first, so that a call that comes meanwhile finds the pool closed.
         slots, self._slots = self._slots, []
+        # All first: a call in another thread gives its slot back once that is dead.
         for slot in slots:
-            slot.end()
+            slot.kill()
+        for slot in slots:
+            with slot.in_use:
+                slot.end()
 
 
 def reachable_level(*, network_namespace: bool = True) -> SandboxLevel:
@@ -199,6 +221,8 @@ class _Slot:
         self._process: subprocess.Popen[bytes] | None = None
         self._scratch = ""
         self.level = SandboxLevel.SECCOMP
+        # Held during a call, whose pipes must not be closed by another thread.
+        self.in_use = threading.RLock()
 
     @property
     def is_up(self) -> bool:
@@ -294,6 +318,11 @@ class _Slot:
                 return None
             data += part
         return data
+
+    def kill(self) -> None:
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def end(self) -> None:
         process, self._process = self._process, None
