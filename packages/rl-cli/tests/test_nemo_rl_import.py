@@ -293,6 +293,36 @@ def test_files_that_are_no_recipes_are_refused(
     assert "does not exist" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("Answer in \\boxed{{}}.\n{}\n", "Answer in \\boxed{{}}.\n{prompt}\n"),
+        ("{0:>4} in {{x}}", "{prompt:>4} in {{x}}"),
+        ("without a place", "without a place"),
+    ],
+)
+def test_a_template_keeps_its_literal_braces(
+    theirs: str, ours: str, folder: Path
+) -> None:
+    (folder / "cot.txt").write_text(theirs)
+    template = stage_of(import_recipe(folder / "grpo_math.yaml"))["data"][
+        "prompt_template"
+    ]
+    assert template == ours
+    assert template.format(prompt="1+1") == theirs.format("1+1")
+
+
+def test_values_of_several_lines_stay_comments(folder: Path) -> None:
+    text = "be brief\nseed: 7\n"
+    recipe = {"defaults": "grpo_math.yaml", "policy": {"unknown_to_us": text}}
+    (folder / "changed.yaml").write_text(yaml.safe_dump(recipe))
+    source = str(folder / "changed.yaml")
+    assert _run(["config", "import", source, "-o", "ours.yaml"], False) == 0
+    written = Path("ours.yaml").read_text()
+    assert "#   policy.unknown_to_us = be brief seed: 7: has no" in written
+    assert yaml.safe_load(written) == import_recipe(folder / "changed.yaml").run
+
+
 def test_long_values_are_cut_in_the_list() -> None:
     recipe = TheirRecipe({"text": "x" * 200, "off": None}, Path())
     recipe.leave_rest()

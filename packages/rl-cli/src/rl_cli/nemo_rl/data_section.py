@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from rl_cli.nemo_rl.their_recipe import TheirRecipe
@@ -167,9 +168,29 @@ def _prompts(
         recipe.take(at)
         text = file.read_text(encoding="utf-8")
         if our_key == "prompt_template":
-            # Their placeholder is positional, ours has a name.
-            text = text.replace("{}", "{prompt}", 1)
+            text = _with_named_place(text)
         ours[our_key] = text
+
+
+def _with_named_place(template: str) -> str:
+    """Return a template whose positional place is called `prompt`, as here.
+
+    Both are filled by `str.format`, so that literal braces stay double.
+    """
+    try:
+        pieces = list(Formatter().parse(template))
+    except ValueError:
+        # A single brace: their program fails at it, too.
+        return template
+    found = []
+    for text, name, form, conversion in pieces:
+        found.append(text.replace("{", "{{").replace("}", "}}"))
+        if name is not None:
+            name = "prompt" if name in ("", "0") else name
+            conversion = f"!{conversion}" if conversion else ""
+            form = f":{form}" if form else ""
+            found.append(f"{{{name}{conversion}{form}}}")
+    return "".join(found)
 
 
 def env_section(recipe: TheirRecipe) -> dict[str, Any] | None:

@@ -29,7 +29,8 @@ class LeftOut:
 
     def __str__(self) -> str:
         value = self.value
-        shown = value if isinstance(value, str) else repr(value)
+        # On one line: the entries are comments of a run file.
+        shown = " ".join(value.split()) if isinstance(value, str) else repr(value)
         if len(shown) > _SHOWN:
             shown = f"{shown[:_SHOWN]}..."
         return f"{self.key} = {shown}: {self.why}"
