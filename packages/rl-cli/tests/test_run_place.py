@@ -142,6 +142,13 @@ def test_an_algorithm_gets_a_new_folder_and_its_newest_run_is_found(here: Path) 
     first = here / "runs" / "dapo-001"
     (first / "result.json").write_text("{}")
     assert RunFolder.find("dapo", "").path == first
+    # That of another recipe, whose name begins alike, is none of this one.
+    other = here / "runs" / "dapo-math-001"
+    other.mkdir()
+    (other / "run.json").write_text('{"name": "dapo-math"}')
+    (other / "result.json").write_text("{}")
+    assert RunFolder.find("dapo", "").path == first
+    assert RunFolder.find("dapo-math.yaml", "").path == other
 
 
 def test_a_folder_is_overwritten_by_leave_only(here: Path) -> None:

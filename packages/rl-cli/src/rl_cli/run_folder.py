@@ -132,7 +132,13 @@ class RunFolder:
                     f"the folder that the run printed at its start."
                 )
             return cls(path)
-        found = list(Path("runs").glob(f"{Path(name).stem}-*/run.json"))
+        stem = Path(name).stem
+        # The record as well: `grpo-gsm8k-001` begins with `grpo-`, too.
+        found = [
+            path
+            for path in Path("runs").glob("*/run.json")
+            if path.parent.name.startswith(f"{stem}-") and _recorded_name(path) == stem
+        ]
         if not found:
             raise ConfigError(
                 f"There is no run of {name!r} under runs/ to resume; start one without "
@@ -232,7 +238,7 @@ class RunFolder:
         """Return the result of a stage; None if it has not finished."""
         path = self.path / "stages" / f"{name}.json"
         if path.exists():
-            return dict(json.loads(path.read_text()))
+            return dict(json.loads(path.read_text(encoding="utf-8")))
         if self.has_stages or not (self.path / "result.json").exists():
             return None
         found = self.read("result.json")
@@ -257,7 +263,9 @@ class RunFolder:
 
     def read(self, name: str) -> dict[str, Any]:
         """Read a JSON file in the folder."""
-        data: dict[str, Any] = json.loads((self.path / name).read_text())
+        data: dict[str, Any] = json.loads(
+            (self.path / name).read_text(encoding="utf-8")
+        )
         return data
 
     def write(self, name: str, data: Mapping[str, Any]) -> None:
@@ -271,9 +279,18 @@ class RunFolder:
         temporary = path.with_name(path.name + ".tmp")
         # Private from its creation: a chmod afterwards would leave a moment in which
         # others read it.
-        with open(temporary, "w", opener=private_opener) as file:
+        with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
             file.write(text)
         os.replace(temporary, path)
+
+
+def _recorded_name(path: Path) -> Any:
+    """Return the recipe or algorithm of a run; None: its record cannot be read."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record.get("name") if isinstance(record, dict) else None
 
 
 def check_output_dir(output_dir: str, *, overwrite: bool = False) -> Path:
