@@ -92,6 +92,36 @@ def test_a_share_is_that_of_the_tests_and_all_means_all(
     assert reward(world, "print(14)", DOUBLE) == 0.0
 
 
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        ("collections.Counter([1, 1, 2])", "{1: 2, 2: 1}"),
+        ("collections.defaultdict(list, {1: [2]})", "{1: [2]}"),
+        ("[collections.namedtuple('P', 'a b')(1, 'x')]", "[(1, 'x')]"),
+        ("frozenset([1, 2])", "{1, 2}"),
+        (
+            "[math.inf, (-math.inf,), set(), ()]",
+            "[float('inf'), (-float('inf'),), set(), ()]",
+        ),
+        ("-math.inf", "float('-inf')"),
+    ],
+)
+def test_values_that_equal_plain_ones_count_as_these(
+    world: CodeEnvironment, returned: str, expected: str
+) -> None:
+    program = f"import collections, math\ndef f(x): return {returned}"
+    assert reward(world, program, {"tests": [f"assert f(1) == {expected}"]}) == 1.0
+    assert reward(world, program, {"tests": [f"assert f(1) != {expected}"]}) == 0.0
+
+
+def test_closeness_is_judged_outside(world: CodeEnvironment) -> None:
+    columns = {"tests": ["assert math.isclose(f(3), 4188.79, rel_tol=0.001)"]}
+    assert reward(world, "def f(x): return 4189.0", columns) == 1.0
+    assert reward(world, "def f(x): return 4289.0", columns) == 0.0
+    cheat = "class math:\n    isclose = lambda *_, **__: True\ndef f(x): return 0"
+    assert reward(world, cheat, columns) == 0.0
+
+
 CHEATS = {
     "leaves early": "import sys\nsys.exit(0)",
     "leaves at once": "import os\nos._exit(0)",
@@ -241,6 +271,8 @@ def test_it_fulfils_the_contract(world: CodeEnvironment) -> None:
         ({"test_list": ["assert 1 == 1"]}, "calls nothing"),
         ({"test_list": ["assert f(1) ** 9 == 1"]}, "operator Pow"),
         ({"test_list": ["assert f(1) == y"]}, "the name y"),
+        ({"test_list": ["assert f(4) == math.sqrt(4)"]}, "math.sqrt is not one of"),
+        ({"test_list": ["assert math.isclose(f(4))"]}, "takes two numbers"),
         ({"test_list": ["assert [f(x) for x in (1, 2)] == [1, 2]"]}, "ListComp"),
         ({"test": "def other(): pass", "entry_point": "f"}, "define check"),
     ],

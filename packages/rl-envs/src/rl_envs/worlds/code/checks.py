@@ -15,6 +15,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,8 +207,8 @@ def _does_nothing(node: ast.stmt) -> bool:
 
 def _assertion(test: ast.expr, row: int, renamed: Mapping[str, str]) -> Assertion:
     taken = _Calls(renamed)
-    rule = taken.visit(test)
     try:
+        rule = taken.visit(test)
         # It would hold or fail whatever the program does.
         if not taken.calls:
             raise ValueError("it calls nothing that a program could define")
@@ -232,6 +233,12 @@ class _Calls(ast.NodeTransformer):
         # Evaluated outside; a program could redefine it to make its tests pass.
         if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
             return self.generic_visit(node)
+        name = ast.unparse(node.func)
+        if name == "math.isclose":
+            return self._visit_isclose(node)
+        # A program could replace it, too, and would be given what it compares.
+        if "." in name and name.partition(".")[0] in sys.stdlib_module_names:
+            raise ValueError(f"{name} is not one of {', '.join(BUILTINS)}")
         for part in ast.walk(node):
             if isinstance(part, ast.Name):
                 # HumanEval calls the function `candidate`, but in the sandbox it has
@@ -239,6 +246,16 @@ class _Calls(ast.NodeTransformer):
                 part.id = self._renamed.get(part.id, part.id)
         self.calls.append(ast.unparse(node))
         return ast.Name(f"_{len(self.calls) - 1}", ast.Load())
+
+    def _visit_isclose(self, node: ast.Call) -> ast.AST:
+        """Return a call by position, as rules have no keywords."""
+        given = {keyword.arg: keyword.value for keyword in node.keywords}
+        relative = given.pop("rel_tol", ast.Constant(1e-9))
+        absolute = given.pop("abs_tol", ast.Constant(0.0))
+        if len(node.args) != 2 or given:
+            raise ValueError("math.isclose takes two numbers, rel_tol and abs_tol")
+        args = [self.visit(part) for part in (*node.args, relative, absolute)]
+        return ast.Call(ast.Name("math.isclose", ast.Load()), args, [])
 
 
 def _short(text: str) -> str:

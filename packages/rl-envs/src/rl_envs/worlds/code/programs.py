@@ -21,12 +21,31 @@ _RESULT_CHARACTERS = 20_000
 
 _DRIVER = """
 import json as _json, sys as _sys
+# Dicts, lists and so on of other classes (Counter, defaultdict, namedtuple, frozenset)
+# equal plain ones, and infinity has no literal but this.
+def _written(value):
+    if isinstance(value, dict):
+        pairs = value.items()
+        return "{" + ", ".join(_written(k) + ": " + _written(v) for k, v in pairs) + "}"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(map(_written, value)) + "}" if value else "set()"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_written, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + "".join(_written(item) + ", " for item in value) + ")"
+    if isinstance(value, float) and value in (float("inf"), -float("inf")):
+        return "1e999" if value > 0 else "-1e999"
+    return repr(value)
 _request = _json.loads(_sys.stdin.readline())
 _names = {"__name__": "program"}
 exec(compile(_request["code"], "program.py", "exec"), _names)
 for _call in _request["calls"]:
     try:
-        _text = repr(eval(_call, _names))
+        _value = eval(_call, _names)
+        _text = repr(_value)
+        # A longer one is no result anyway, and this takes longer than repr.
+        if len(_text) <= _request["characters"]:
+            _text = _written(_value)
     except Exception as _error:
         _text = None
     _sys.stdout.write("\\n" + _json.dumps([_request["mark"], _text]))
@@ -59,7 +78,12 @@ def program_with_calls(program: str, checks: Checks) -> tuple[str, str, str]:
     if checks.entry_point is not None and not _defines(program, checks.entry_point):
         program = checks.preamble + program
     calls = [call for assertion in checks.assertions for call in assertion.calls]
-    request = {"code": program, "calls": calls, "mark": mark}
+    request = {
+        "code": program,
+        "calls": calls,
+        "mark": mark,
+        "characters": _RESULT_CHARACTERS,
+    }
     return _DRIVER, json.dumps(request) + "\n", mark
 
 
@@ -105,10 +129,9 @@ def _results(stdout: str, mark: str) -> Any:
 def _plain(text: Any) -> tuple[bool, Any]:
     if not isinstance(text, str) or len(text) > _RESULT_CHARACTERS:
         return False, None
-    # The text of these floats is not a literal.
-    special = {"nan": float("nan"), "inf": float("inf"), "-inf": -float("inf")}
-    if text in special:
-        return True, special[text]
+    # Its text is not a literal.
+    if text == "nan":
+        return True, float("nan")
     try:
         return True, ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):

@@ -35,6 +35,9 @@ BUILTINS: Mapping[str, Callable[..., Any]] = {
     "str": str,
     "sum": sum,
     "tuple": tuple,
+    "math.isclose": lambda a, b, rel_tol, abs_tol: math.isclose(
+        a, b, rel_tol=rel_tol, abs_tol=abs_tol
+    ),
 }
 """Functions that a rule may call; calls of others are made in the sandbox."""
 
