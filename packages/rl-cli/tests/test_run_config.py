@@ -111,6 +111,26 @@ def test_wrong_values_of_a_recipe_file_name_their_line(tmp_path: Path) -> None:
     assert load_run(str(path), None, ["stages.sft.sft.max_num_steps=2"]).stages
 
 
+@pytest.mark.parametrize("override", [(), ("grpo.x=1",), ("stages.sft.seed=1",)])
+@pytest.mark.parametrize(
+    ("lines", "key"),
+    [
+        ("stages: [sft]", "stages"),
+        ("stages:\n  sft:", "stages.sft"),
+        ("model: {}\nstages:\n  sft: {policy: tiny}", "policy"),
+    ],
+)
+def test_sections_that_are_none_are_named_whatever_is_overridden(
+    lines: str, key: str, override: tuple[str, ...], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"title: x\n{lines}\n")
+    said = refused(str(file), *override)
+    if override != ("grpo.x=1",):  # which is wrong as well
+        assert f"{key} must be a mapping" in said
+        assert "mine.yaml:" in said
+
+
 def test_unknown_name_lists_recipes_and_algorithms() -> None:
     message = refused("quikstart")
     assert "quickstart" in message

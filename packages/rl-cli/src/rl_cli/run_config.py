@@ -204,6 +204,8 @@ def _override_recipe(
     """Apply overrides, checking those of a stage against its algorithm's config."""
     own: list[Override] = []
     of_stage: dict[str, list[Override]] = {}
+    if not isinstance(recipe["stages"], Mapping):
+        RecipeConfig.from_dict(recipe)  # it has no stages to look into, and raises
     for override in parse_overrides(overrides):
         first, *below = override.path
         if first == "stages" and len(below) > 1 and below[1] != "algorithm":
@@ -220,6 +222,8 @@ def _override_recipe(
     data = apply_overrides(recipe, own, RecipeConfig)
     for name, changes in of_stage.items():
         if data["stages"].get(name) is None:
+            if recipe["stages"][name] is None:
+                RecipeConfig.from_dict(recipe)  # an empty stage, and not a removed one
             raise ConfigError(f"stages.{name} is removed by one override and set by "
                               f"another; drop one of the two.")  # fmt: skip
         settings = data.section(("stages", name))
@@ -248,6 +252,8 @@ def _suggest_stage(overrides: Sequence[Override], recipe: Mapping[str, Any]) -> 
         if section in RecipeConfig.model_fields:
             continue
         for name, stage in recipe["stages"].items():
+            if not isinstance(stage, Mapping):
+                continue  # told when the recipe is checked
             schema = get_config_class(stage.get("algorithm", name))
             if section in schema.model_fields:
                 raise ConfigError(
@@ -298,6 +304,8 @@ def _set_model(
         context: Maximum row length of the model, if known.
     """
     policy = merged.setdefault("policy", {})
+    if not isinstance(policy, dict):
+        return  # told when the stage is checked
     if policy.get("model_name"):
         raise ConfigError(
             f"{source}: stages.{stage}.policy.model_name must not be set: the stage "
