@@ -219,6 +219,21 @@ def test_a_signal_ends_the_pause(
     assert run.starts == 1
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_signal_between_two_starts_prevents_the_next(
+    tmp_path: Path, number: int
+) -> None:
+    class Signalled(Script):
+        def command(self) -> list[str]:
+            if self.starts + 1 == number:
+                signal.raise_signal(signal.SIGTERM)
+            return super().command()
+
+    run = Signalled(tmp_path, "sys.exit(1)")
+    assert outcome(run)[0] == 128 + signal.SIGTERM
+    assert run.starts == number - 1
+
+
 def wait_for(path: Path) -> None:
     until = time.monotonic() + DEADLINE_S
     while not path.exists():

@@ -242,10 +242,17 @@ class _Child:
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, command: Sequence[str]) -> int:
-        """Start a process and wait for its end, forwarding signals."""
+        """Start a process and wait for its end, forwarding signals.
+
+        Returns:
+            Its exit code; 128 + signal, without a start, if a signal has come before.
+        """
         # A signal between the start and the assignment would find no child.
         signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
         try:
+            if self.signum is not None:
+                # It came between two children, and none has heard it.
+                return _SIGNALLED + self.signum
             self._process = subprocess.Popen(
                 command,
                 process_group=0,
