@@ -178,6 +178,15 @@ def test_prompts_from_a_file_and_from_standard_input(
     assert [line.split("\t")[0] for line in from_file.splitlines()] == ["1=", "22="]
 
 
+def test_a_file_of_prompts_that_is_no_text_is_named(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("1=\ncaf\u00e9\n".encode("latin-1"))
+    assert _run(["generate", model, "--file", str(path)], False) == 2
+    assert "prompts.txt is not text in UTF-8" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

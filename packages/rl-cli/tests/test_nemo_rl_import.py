@@ -323,6 +323,14 @@ def test_values_of_several_lines_stay_comments(folder: Path) -> None:
     assert yaml.safe_load(written) == import_recipe(folder / "changed.yaml").run
 
 
+def test_a_file_that_cannot_be_written_is_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = str(folder / "grpo_math.yaml")
+    assert _run(["config", "import", source, "-o", "gone/ours.yaml"], False) == 2
+    assert "gone/ours.yaml cannot be written: No such" in capsys.readouterr().err
+
+
 def test_long_values_are_cut_in_the_list() -> None:
     recipe = TheirRecipe({"text": "x" * 200, "off": None}, Path())
     recipe.leave_rest()

@@ -158,7 +158,13 @@ def import_recipe(file: Path, output: Path | None) -> None:
         click.echo("\n".join([head, *(f"  {line}" for line in lines)]), err=True)
         return
     comments = "".join(f"#   {line}\n" for line in lines)
-    output.write_text(f"# From {file.name} of NeMo RL; {head}\n{comments}{text}")
+    written = f"# From {file.name} of NeMo RL; {head}\n{comments}{text}"
+    try:
+        output.write_text(written, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"{output} cannot be written: {error.strerror or error}; name another file"
+        ) from error
     terminal = Terminal()
     terminal.raw("\n".join([head, *(f"  {line}" for line in lines)]))
     terminal.raw(f"wrote {output}; check it with: rl config validate {output}")

@@ -111,7 +111,11 @@ def _prompts(prompts: tuple[str, ...], file: Path | None) -> list[str]:
         return list(prompts)
     if file is None and sys.stdin.isatty():
         raise click.UsageError("Give a prompt, --file, or prompts on standard input.")
-    text = sys.stdin.read() if file is None else file.read_text()
+    try:
+        text = sys.stdin.read() if file is None else file.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = "Standard input" if file is None else str(file)
+        raise click.UsageError(f"{place} is not text in UTF-8: {error}.") from error
     found = [line for line in text.splitlines() if line.strip()]
     if not found:
         raise click.UsageError("There is no prompt: the input has only empty lines.")
