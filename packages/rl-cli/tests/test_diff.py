@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rl_cli.main import _run
+from rl_cli.run_diff.difference import Rules
+from rl_cli.run_diff.row_comparison import _first_row
 from rl_distributed.checkpoint.manifest import write_manifest
 from rl_models.checkpoint.comparison import compare_tensors
 from rl_models.checkpoint.sharded import Box, Shard, write_shards, write_state
@@ -412,3 +414,22 @@ def test_torch_is_imported_for_tensors_only(runs: tuple[Path, Path]) -> None:
         check=True,
     )
     assert done.stdout.splitlines()[-1] == "0 False"
+
+
+@pytest.mark.parametrize(
+    ("shape", "place", "where"),
+    [
+        ((2,), (1,), ", row 1"),
+        ((2, 3), (1, 2), ", row 1, token 2"),
+        ((2, 3, 4), (1, 2, 1), ", row 1, token 2, number 1"),
+    ],
+)
+def test_the_place_in_a_column_of_rows(
+    shape: tuple[int, ...], place: tuple[int, ...], where: str
+) -> None:
+    first = torch.zeros(shape)
+    second = first.clone()
+    second[place] = 5.0
+    found = _first_row(first, second, Rules())
+    assert found is not None
+    assert found[:2] == (where, (0.0, 5.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,11 @@ def _first_row(
         return None
     row, token = places[0].tolist()
     values = [each[row, token].item() for each in bits]
-    where = f", row {row}" + (f", token {token}" if first.dim() > 1 else "")
+    where = f", row {row}"
+    if first.dim() > 1:
+        # A token may have several numbers, such as a teacher's top k.
+        token, number = divmod(token, math.prod(first.shape[2:]))
+        where += f", token {token}" + (f", number {number}" if first.dim() > 2 else "")
     return where, (values[0], values[1]), {"num_elements": len(places)}
 
 
