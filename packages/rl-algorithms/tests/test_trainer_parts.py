@@ -161,7 +161,8 @@ class TestSchedule:
         state = TrainerState()
         for _ in range(2):
             patience.observe(state, {"val:accuracy": float("nan")})
-        assert patience.reason(state) == "val:accuracy was not a number in 2 validations"
+        reason = patience.reason(state)
+        assert reason == "val:accuracy was not a number in 2 validations"
 
     def test_early_stop(self):
         stop = EarlyStop("val:accuracy", 0.9)
