@@ -48,6 +48,14 @@ def test_a_corpus_is_a_folder_a_file_or_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_texts_of_a_file_may_have_other_ends_of_lines(tmp_path: Path) -> None:
+    file = tmp_path / "corpus.jsonl"
+    row = {"title": "t", "text": "one\u2028two\x85three"}
+    line = json.dumps(row, ensure_ascii=False)
+    file.write_bytes(f"{line}\r\n{line}\n".encode())
+    assert read_corpus(file) == read_corpus([row, row])
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

@@ -59,7 +59,8 @@ def _of_folder(folder: Path) -> list[Document]:
 
 def _of_file(path: Path) -> list[Document]:
     found = []
-    for number, line in enumerate(_text_of(path).splitlines(), start=1):
+    # Not splitlines: JSON texts may hold U+2028 and other ends of lines as they are.
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
         if not line.strip():
             continue
         try:
