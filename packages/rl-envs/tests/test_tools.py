@@ -256,6 +256,34 @@ def test_errors_are_told_to_the_policy() -> None:
     assert result.terminateds.tolist() == [False]
 
 
+def test_a_tool_that_ends_its_thread_is_an_error_at_once() -> None:
+    def leave() -> None:
+        raise SystemExit(3)
+
+    def stop() -> None:
+        raise asyncio.CancelledError
+
+    jobs = [Job(leave, {}), Job(stop, {})]
+    runs = run_jobs(jobs, deadline_s=60.0, max_concurrency=2)
+    assert "SystemExit(3)" in str(runs[0].error)
+    assert "CancelledError()" in str(runs[1].error)
+
+
+def test_results_are_texts_that_every_tokenizer_takes() -> None:
+    def echo(given: dict[str, str]) -> dict[str, str]:
+        """Return it."""
+        return given
+
+    environment = ToolEnvironment([echo], lambda response: 1.0)
+    call = '{"name": "echo", "arguments": {"given": {"a": "\\ud800"}}}'
+    log = [
+        {"role": "user", "content": "?"},
+        {"role": "assistant", "content": f"<tool_call>{call}</tool_call>"},
+    ]
+    [[said]] = environment.step([log], [{}]).observations
+    assert said["content"] == '{"a": "?"}'
+
+
 def test_the_number_of_turns_with_tools_is_bounded() -> None:
     environment = make(limits=ToolLimits(max_tool_turns=1))
     first = environment.step([log_of(call("owner"))], [ROW])

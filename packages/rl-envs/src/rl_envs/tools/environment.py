@@ -283,6 +283,9 @@ class ToolEnvironment(EnvironmentInterface[Columns | None]):
         )
 
     def _message(self, text: str) -> dict[str, str]:
+        # A call in JSON may hold half of a surrogate pair, which a tool may give back,
+        # and no tokenizer takes it.
+        text = text.encode("utf-8", "replace").decode()
         return {"role": self._result_role, "content": text}
 
     # Groups, metrics, end -------------------------------------------------------

@@ -91,6 +91,11 @@ def _start(
             done.put((index, ToolRun(value)))
         except Exception as error:
             done.put((index, ToolRun(error=error)))
+        # As by sys.exit: it would end this thread in silence, and the caller would wait
+        # for the deadline.
+        except BaseException as error:
+            said = f"the tool ended by {error!r}"
+            done.put((index, ToolRun(error=RuntimeError(said))))
 
     threading.Thread(target=run, name=f"tool-{index}", daemon=True).start()
 
