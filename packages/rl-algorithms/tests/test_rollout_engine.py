@@ -341,6 +341,29 @@ def test_named_rewards(tokenizer):
     assert float(result.metrics["env/rows"]) == 2.0
 
 
+def test_a_reward_of_a_later_turn_does_not_apply_to_rows_that_ended(tokenizer):
+    class Late(Judge):
+        def step(self, message_log_batch, metadata):
+            answer = super().step(message_log_batch, metadata)
+            rewards = {"reward/each": torch.ones(len(metadata))}
+            if len(self.seen) > 1:
+                rewards["reward/late"] = torch.ones(len(metadata))
+            return answer._replace(rewards=rewards)
+
+    def judge(row, log, info):
+        return 0.0, len(log) > 2 or info["answer"] == "2", "more", info
+
+    generator = Scripted(tokenizer, lambda call, row, seed: "2$")
+    config = RolloutConfig(max_turns=2)
+    result = RolloutEngine(generator, Late(judge), tokenizer, config).run(
+        make_batch(tokenizer)
+    )
+    assert result.rows["reward/each"].tolist() == [1.0, 2.0]
+    early, late = result.rows["reward/late"].tolist()
+    assert math.isnan(early)
+    assert late == 1.0
+
+
 def guessing(row, log, info):
     """Reply higher until the answer is named; half a point per turn."""
     right = log[-1]["content"] == info["answer"]

@@ -301,8 +301,10 @@ class Conversations:
         rows = self._active_rows()
         self._rewards[rows] += _array(verdict.rewards, np.float32)
         for name, value in verdict.named_rewards.items():
+            # NaN: a name that comes up in a later turn does not apply to rows that
+            # ended before it.
             total = self._named_rewards.setdefault(
-                name, np.zeros(self.num_rows, np.float32)
+                name, np.full(self.num_rows, np.nan, np.float32)
             )
             # A sum over turns, in which only the last one decides whether the reward
             # applies (NaN or not).
