@@ -6,7 +6,12 @@ from rl_algorithms.data.collate import SFTCollator
 from rl_algorithms.data.config import DataConfig
 from rl_algorithms.data.demonstrations import process_demonstrations
 from rl_algorithms.data.prompts import process_prompts
-from rl_algorithms.errors import ColumnError, DataError, PromptTooLongError
+from rl_algorithms.errors import (
+    ColumnError,
+    DataError,
+    EmptyDatasetError,
+    PromptTooLongError,
+)
 from rl_models.build.model import TokenizerBuildConfig, build_tokenizer
 
 TEMPLATE = (
@@ -126,6 +131,16 @@ def test_long_demonstrations(plain):
     assert shown(dataset[0], plain) == ("abcd", "cd")
     assert [datum["loss_multiplier"] for datum in dataset] == [1.0, 0.0]
     assert dataset.num_overlong == 2
+
+
+def test_rows_that_are_cut_before_every_answer_are_an_error(plain):
+    cut = DataConfig(on_overlong="truncate")
+    rows = [{"prompt": "abcdef", "answer": "g"}, {"prompt": "abcd", "answer": "h"}]
+    with pytest.raises(EmptyDatasetError, match=r"2 of 2 .*nothing to learn is left"):
+        process_demonstrations(rows, plain, cut, max_length=4)
+    # Of a text, the first token is learned from nothing.
+    with pytest.raises(EmptyDatasetError, match="nothing to learn is left"):
+        process_demonstrations([{"text": "abc"}], plain, cut, max_length=1)
 
 
 def test_bad_rows(plain, chat):

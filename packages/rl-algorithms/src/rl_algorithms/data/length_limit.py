@@ -60,6 +60,12 @@ def apply_length_limit(
         )
     if config.on_overlong == "truncate":
         kept = [_truncate(row, max_length) for row in rows]
+        if not any(row["loss_multiplier"] for row in kept):
+            raise EmptyDatasetError(
+                f"{finding}: nothing to learn is left in any of them once they are "
+                "cut; raise data.max_input_seq_length or "
+                "policy.max_total_sequence_length"
+            )
         _logger.warning("%s; they are cut at their end", finding)
     else:
         kept = [row for row in rows if row["length"] <= max_length]
@@ -82,7 +88,8 @@ def _truncate(row: DatumSpec, max_length: int) -> DatumSpec:
     cut["token_ids"] = row["token_ids"][:max_length]
     cut["token_mask"] = row["token_mask"][:max_length]
     cut["length"] = max_length
-    # Without a token to train on, the row must not count as a sequence in the loss.
-    if not bool(cut["token_mask"].any()):
+    # Without a token to train on, the row must not count as a sequence in the loss. The
+    # first one has nothing before it to be predicted from.
+    if not bool(cut["token_mask"][1:].any()):
         cut["loss_multiplier"] = 0.0
     return cut
