@@ -120,8 +120,15 @@ class TestFiles:
 
     @pytest.mark.parametrize(
         "odd",
-        [{"metadata": object()}, {"error": ValueError("x")}, {"metadata": {1: "a"}}],
-        ids=["object", "error", "number as key"],
+        [
+            {"metadata": object()},
+            {"error": ValueError("x")},
+            {"metadata": {1: "a"}},
+            {"metadata": np.arange(3, dtype=">f4")},
+            {"metadata": torch.zeros(2, dtype=torch.complex128)},
+            {"metadata": 10**5_000},
+        ],
+        ids=["object", "error", "number as key", "byte order", "complex", "long"],
     )
     def test_what_is_not_plain_is_left_out_alone(self, tmp_path, odd):
         answers = {
@@ -138,6 +145,13 @@ class TestFiles:
         name = "asynchronous/answers.safetensors"
         sizes = {(tmp_path / at / name).stat().st_size for at in ("", "others")}
         assert len(sizes) == 1
+
+    def test_single_values_keep_their_shape(self, tmp_path):
+        held = [np.array(5), torch.tensor(2.5), np.arange(6).reshape(2, 3).T]
+        write_answers(tmp_path, {1: answer(0, 0, metadata=held)})
+        [found] = read_answers(tmp_path)[1].played.metadata
+        assert [value.shape for value in found] == [(), (), (3, 2)]
+        assert all((a == b).all() for a, b in zip(found, held, strict=True))
 
     def test_an_answer_holds_only_its_own_tensors(self, tmp_path):
         write_answers(tmp_path, {n: answer(n, 0) for n in range(50)})

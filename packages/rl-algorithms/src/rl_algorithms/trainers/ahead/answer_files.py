@@ -35,6 +35,10 @@ _TREES, _TENSORS = "answers.json", "answers.safetensors"
 _FORMAT = 1
 _PLAIN = (str, int, float, bool, type(None))
 _NAMES = ("prompt", "sample", "attempts", "oldest_version")
+# Python refuses to write integers of more than 4,300 digits as text.
+_MOST_BITS = 14_000
+# Safetensors files have no such type.
+_NO_FILE_TYPE = (torch.complex128,)
 
 
 def write_answers(checkpoint: Path, answers: Mapping[int, FinishedAnswer]) -> set[int]:
@@ -145,6 +149,8 @@ def _encode(value: Any, tensors: _Tensors) -> Any:
     """
     # Not by `isinstance`: a subclass, such as an enumeration, would come back changed.
     kind = type(value)
+    if kind is int and value.bit_length() > _MOST_BITS:
+        raise TypeError("an integer is too long for a file")
     if kind in _PLAIN:
         return value
     if kind is list:
@@ -153,10 +159,17 @@ def _encode(value: Any, tensors: _Tensors) -> Any:
         return {"tuple": [_encode(item, tensors) for item in value]}
     if kind is dict and all(type(key) is str for key in value):
         return {"dict": {key: _encode(item, tensors) for key, item in value.items()}}
-    if kind is Tensor and value.layout is torch.strided:
+    if (
+        kind is Tensor
+        and value.layout is torch.strided
+        and value.dtype not in _NO_FILE_TYPE
+    ):
         return {"tensor": tensors.add(value.detach().cpu())}
-    if kind is np.ndarray and value.dtype.kind in "biuf":
-        return {"array": tensors.add(torch.from_numpy(np.ascontiguousarray(value)))}
+    # An array in the other byte order, as read from a file, cannot become a tensor.
+    if kind is np.ndarray and value.dtype.kind in "biuf" and value.dtype.isnative:
+        # Not `ascontiguousarray`, which gives a single value a dimension.
+        array = np.asarray(value, order="C")
+        return {"array": tensors.add(torch.from_numpy(array))}
     if kind is ConversationOutcome:
         return {"outcome": value.value}
     if kind is Branch:
