@@ -219,6 +219,13 @@ class TestReferenceLogprobs:
         assert not ReferenceLogprobs(tmp_path / "file.npz", "other").knows([rows])
         assert "another reference policy" in caplog.text
 
+    @pytest.mark.parametrize("part", [0.0, 0.5])
+    def test_a_file_that_was_cut_is_computed_again(self, tmp_path, part):
+        file = tmp_path / "file.npz"
+        ReferenceLogprobs(file, "model").add([self.rows([[1, 2]])], self.compute)
+        file.write_bytes(file.read_bytes()[: int(part * file.stat().st_size)])
+        assert len(ReferenceLogprobs(file, "model")) == 0
+
     def test_another_model_is_another_reference(self, tiny_model, tmp_path):
         config = PolicyConfig(model_name=str(tiny_model))
         identity = reference_identity(config)

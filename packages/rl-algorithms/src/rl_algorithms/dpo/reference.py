@@ -17,6 +17,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -107,7 +108,7 @@ class ReferenceLogprobs:
                     )
                     return {}
                 digests, sums = stored["digests"], stored["sums"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
             _logger.warning("%s cannot be read (%s)", self._file, error)
             return {}
         return {
