@@ -118,6 +118,11 @@ def test_script_json_is_json() -> None:
     assert json.loads(script_json(HOSTILE)) == HOSTILE
 
 
+def test_script_json_can_be_written_with_half_a_character() -> None:
+    text = script_json({"answer": "a\ud83d"})
+    assert json.loads(text.encode("utf-8")) == {"answer": "a\ud83d"}
+
+
 def test_secrets_stay_concealed(make_run: MakeRun, tmp_path: Path) -> None:
     page = page_of(make_run(), path=tmp_path / "page.html")
     assert "hunter2" not in page.read_text()

@@ -28,13 +28,14 @@ __all__ = ["ChunkStore", "script_json", "timeline_key", "where_answers_are"]
 
 _INLINE_BYTES = 1 << 20
 # Matches are rare, so a search is far faster than `str.translate`.
-_UNSAFE = re.compile("[<>&\u2028\u2029]")
+_UNSAFE = re.compile("[<>&\u2028\u2029\ud800-\udfff]")
 
 
 def script_json(value: Any) -> str:
     """Return JSON that is safe inside a script element of an HTML page.
 
-    It cannot end the script, start an HTML comment, or contain a line break.
+    It cannot end the script, start an HTML comment, or contain a line break or half of
+    a character, which UTF-8 refuses.
     """
     # allow_nan=False: NaN is no JSON, and the page could not parse it.
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
