@@ -281,6 +281,12 @@ class TestPrograms:
                 time.sleep(0.02)
             assert not _is_alive(pid)
 
+    def test_a_program_may_write_much_and_read_nothing(self, run, tmp_path):
+        text = "print('x' * 1_000_000)\nprint(0.5)\n"
+        environment = program(tmp_path, text, time_limit_s=20.0)
+        [found] = run(environment, {"prompt": "p" * 1_000_000}).all()
+        assert (found.error, found.reward) == ("", AgentReward(0.5))
+
     def test_a_program_that_is_not_there(self, run):
         environment = create_env("agent", {"command": "/nowhere/agent --fast"})
         [found] = run(environment, {}).all()

@@ -118,15 +118,21 @@ def _as_json(task: AgentTask) -> bytes:
 
 
 async def _finished(process: asyncio.subprocess.Process, given: bytes) -> ProgramOutput:
-    assert process.stdin is not None
+    # All at once: a program blocks once a pipe that nobody reads is full, and it may
+    # write before it reads, or read nothing.
+    _, text, errors = await asyncio.gather(
+        _give(process.stdin, given), _tail(process.stdout), _tail(process.stderr)
+    )
+    return ProgramOutput(await process.wait(), text, errors[-_TAIL:])
+
+
+async def _give(stream: asyncio.StreamWriter | None, given: bytes) -> None:
+    assert stream is not None
     # A program that reads no input may have ended already.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(given)
-        await process.stdin.drain()
-    process.stdin.close()
-    # Both at once: a program blocks once a pipe that nobody reads is full.
-    text, errors = await asyncio.gather(_tail(process.stdout), _tail(process.stderr))
-    return ProgramOutput(await process.wait(), text, errors[-_TAIL:])
+        stream.write(given)
+        await stream.drain()
+    stream.close()
 
 
 async def _tail(stream: asyncio.StreamReader | None) -> str:
