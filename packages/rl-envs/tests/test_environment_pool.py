@@ -10,7 +10,8 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -249,6 +250,18 @@ def test_wrong_pools_are_refused() -> None:
         EnvironmentPool({"a": "arithmetic"}, configs={"b": LaneConfig()})
     with pytest.raises(ConfigError, match="max_pending"):
         LaneConfig(max_pending=0)
+
+
+def test_a_wrong_conversation_keeps_no_slot() -> None:
+    pool = EnvironmentPool.__new__(EnvironmentPool)
+    slots = Slots(1)
+    pool._lanes = {"a": cast("Any", SimpleNamespace(slots=slots))}
+    wrong: Any = ["no message"]
+    with pytest.raises(AttributeError):
+        pool.submit("a", wrong, {})
+    with pytest.raises(AttributeError):
+        asyncio.run(pool.step("a", wrong, {}))
+    assert slots.taken == 0
 
 
 def test_slots_go_to_those_who_waited_longest() -> None:

@@ -107,9 +107,14 @@ class EnvironmentPool:
             WorkerDiedError: The pool is closed.
         """
         lane = self._lane(name)
+        # Before there is a slot, which an error here would keep taken for good.
+        log = log_as_text(message_log)
         ticket = lane.slots.take()
         try:
             ticket.result(timeout_s)
+        except KeyboardInterrupt:
+            lane.slots.abandon(ticket)
+            raise
         except TimeoutError:
             lane.slots.abandon(ticket)
             raise DeadlineExceededError(
@@ -117,7 +122,7 @@ class EnvironmentPool:
                 f"its maximum, for {timeout_s:g} s: use more workers, or raise "
                 "max_pending"
             ) from None
-        return lane.put(log_as_text(message_log), metadata, seed)
+        return lane.put(log, metadata, seed)
 
     async def step(
         self,
@@ -142,6 +147,8 @@ class EnvironmentPool:
             DistributedError: The environment raised it, or its worker failed.
         """
         lane = self._lane(name)
+        # As in `submit`.
+        log = log_as_text(message_log)
         ticket = lane.slots.take()
         try:
             await asyncio.wrap_future(ticket)
@@ -149,9 +156,7 @@ class EnvironmentPool:
             # The slot may be granted in this very moment, and would then be lost.
             lane.slots.abandon(ticket)
             raise
-        return await asyncio.wrap_future(
-            lane.put(log_as_text(message_log), metadata, seed)
-        )
+        return await asyncio.wrap_future(lane.put(log, metadata, seed))
 
     def end(self, name: str, metadata: Sequence[Any]) -> None:
         """Tell an environment's instances that conversations have ended.
