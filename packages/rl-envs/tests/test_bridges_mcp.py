@@ -10,16 +10,19 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rl_distributed.errors import ConfigError, MissingExtraError
 from rl_envs.bridges.mcp import McpConfig, McpEnvironment
+from rl_envs.bridges.mcp.tools import McpTool
 from rl_envs.errors import SandboxError
 from rl_envs.sandbox import Command, Sandbox, SandboxLevel, SandboxPool, SandboxResult
 from rl_envs.sandbox.registry import sandbox_registry
 from rl_envs.testing import check_environment
+from rl_envs.tools.functions import ToolArgumentError
 
 SCRIPT = Path(__file__).parent / "scripts" / "mcp_notes.py"
 ROW = {"prompt": "What do the notes say?", "answer": "a,b"}
@@ -179,6 +182,16 @@ def test_a_server_that_fails_refuses_or_dies_costs_its_call(
     both = calls(("add", {"text": "b"}), ("show", {}))
     said, _, _ = turn(notes, both, columns)
     assert said == ["2 notes", "Error: only the first 1 calls of a turn are run"]
+
+
+@pytest.mark.parametrize("reference", ["#/$defs/none", "http://127.0.0.1:9/schema"])
+def test_a_schema_without_what_it_refers_to_costs_the_call(reference: str) -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": reference}}}
+    described = SimpleNamespace(name="t", description="T.", input_schema=schema)
+    tool = McpTool(described, lambda name, arguments, row: "")
+    assert tool.bind({}, {})["arguments"] == {}
+    with pytest.raises(ToolArgumentError, match="lacks what it refers to"):
+        tool.bind({"a": 1}, {})
 
 
 def test_a_server_that_hangs_is_ended_and_a_stateless_one_gets_several_calls() -> None:

@@ -29,6 +29,8 @@ class McpTool(Tool):
         self, described: Any, call: Callable[[str, dict[str, Any], Any], Any]
     ) -> None:
         import jsonschema  # noqa: PLC0415 - comes with the package mcp
+        from referencing import Registry  # noqa: PLC0415
+        from referencing.exceptions import Unresolvable  # noqa: PLC0415
 
         self._given = dict(described.input_schema)
         try:
@@ -39,7 +41,11 @@ class McpTool(Tool):
                 f"tool {described.name!r} of the MCP server has an invalid schema: "
                 f"{error.message}"
             ) from error
-        self._validator = jsonschema.Draft202012Validator(self._given)
+        # An empty registry: the default one downloads what the server's schema names.
+        self._validator = jsonschema.Draft202012Validator(
+            self._given, registry=Registry()
+        )
+        self._unresolvable = Unresolvable
 
         def run(arguments: dict[str, Any], row: Any) -> Any:
             return call(described.name, arguments, row)
@@ -70,10 +76,14 @@ class McpTool(Tool):
         Raises:
             ToolArgumentError: They do not fit the schema.
         """
-        problems = [
-            f"argument {error.json_path.removeprefix('$.')}: {error.message}"
-            for error in self._validator.iter_errors(dict(arguments))
-        ]
+        try:
+            problems = [
+                f"argument {error.json_path.removeprefix('$.')}: {error.message}"
+                for error in self._validator.iter_errors(dict(arguments))
+            ]
+        except self._unresolvable as error:
+            # Known only now: a schema is not read as a whole before.
+            problems = [f"the tool's schema lacks what it refers to: {error}"[:200]]
         if problems:
             # A schema may have very many problems with one call, and each costs tokens.
             raise ToolArgumentError("; ".join(problems[:_MOST_PROBLEMS]))
