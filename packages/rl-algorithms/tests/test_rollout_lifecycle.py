@@ -148,6 +148,35 @@ def test_a_lost_generator_and_a_task_limit_close_too(tokenizer):
     assert not environment.open
 
 
+def test_a_rollout_that_ends_early_closes_what_it_has_begun(tokenizer):
+    def sample(call, row, seed):
+        if call == 1:
+            raise ValueError("a bug of the generator")
+        return [3, EOS]
+
+    environment = Keeping()
+    with pytest.raises(ValueError, match="a bug"):
+        run(tokenizer, environment, ROWS, sample=sample)
+    assert sorted(environment.closed) == ["long", "long", "short", "short"]
+    assert not environment.open
+
+
+def test_what_is_left_of_an_iteration_is_closed(tokenizer):
+    environment = Keeping()
+    generator = scripted.TokenGenerator(lambda call, row, seed: [3, EOS])
+    engine = RolloutEngine(
+        generator, environment, tokenizer, RolloutConfig(max_turns=3)
+    )
+    prompts = process_prompts([{"prompt": "a", **row} for row in ROWS], tokenizer)
+    batch = rl_collate_fn(prompts[:], pad_token_id=tokenizer.pad_token_id)
+    parts = engine.run_iter(batch)
+    assert next(parts).rows.size == 1
+    assert environment.open
+    parts.close()
+    assert not environment.open
+    assert sorted(environment.closed) == ["long", "short"]
+
+
 def test_a_wrong_reset_is_named_and_a_broken_close_is_logged(tokenizer, caplog):
     class Short(Keeping):
         def reset(self, metadata, seeds):

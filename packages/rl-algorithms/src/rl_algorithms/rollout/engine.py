@@ -332,18 +332,23 @@ class RolloutEngine:
             yield self.agents.play(batch, names, play)
             return
         rows = Conversations(batch, names, self._tokenizer, self._limits)
-        for turn in range(self.config.max_turns):
-            last = turn + 1 == self.config.max_turns
-            self._play_turn(rows, play, turn, last=last)
-            done = last or not rows.num_active
-            self.judge.close(rows.take_ended(all_rows=done))
-            yield rows.trajectories(
-                self.config.max_total_sequence_length,
-                is_last=done,
-                turn_limit=done and self.config.max_turns > 1,
-            )
-            if done:
-                return
+        try:
+            for turn in range(self.config.max_turns):
+                last = turn + 1 == self.config.max_turns
+                self._play_turn(rows, play, turn, last=last)
+                done = last or not rows.num_active
+                self.judge.close(rows.take_ended(all_rows=done))
+                yield rows.trajectories(
+                    self.config.max_total_sequence_length,
+                    is_last=done,
+                    turn_limit=done and self.config.max_turns > 1,
+                )
+                if done:
+                    return
+        except (Exception, GeneratorExit):
+            # A turn has failed, or nobody wants the rest of `run_iter`.
+            self.judge.close(rows.take_ended(all_rows=True))
+            raise
 
     def _play_turn(
         self, rows: Conversations, play: Play, turn: int, *, last: bool
