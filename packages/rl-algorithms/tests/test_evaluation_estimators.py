@@ -81,6 +81,19 @@ def test_many_samples_are_no_burden():
     assert 1 / 7 < value < 0.5
 
 
+def test_subsets_that_are_more_than_a_float_can_count():
+    # One of 1,200 is right, and the others say nothing: it has to be drawn.
+    answers = ["7", *[None] * 1199]
+    right = [True, *[False] * 1199]
+    assert cons_at_k(answers, right, 600) == pytest.approx(0.5)
+    few = [*["a"] * 3, None, "b"]
+    expected = cons_at_k(few, [a == "a" for a in few], 3)
+    # Ten bits are few enough for any sum to be weighted.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rl_algorithms.evaluation.estimators._MOST_BITS", 0)
+        assert cons_at_k(few, [a == "a" for a in few], 3) == pytest.approx(expected)
+
+
 def test_intervals():
     interval = mean_with_interval([0.0, 1.0, 1.0, 0.0])
     assert interval.mean == 0.5

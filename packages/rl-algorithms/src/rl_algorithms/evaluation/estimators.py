@@ -8,8 +8,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rl_distributed.errors import ConfigError
 
@@ -17,6 +21,8 @@ __all__ = ["Interval", "cons_at_k", "mean_with_interval", "pass_at_k"]
 
 _Z = 1.959963984540054
 """Half-width of the central 95 % interval of the standard normal distribution."""
+_MOST_BITS = 1000
+"""Size of a number of subsets that a float can hold; its largest has 1024 bits."""
 
 
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
@@ -72,41 +78,73 @@ def cons_at_k(
     for answer, value in zip(answers, correct, strict=True):
         if answer is not None:
             worth[answer] += float(value) / votes[answer]
+    choices = _choices(len(answers), k)
     total = 0.0
     for most in range(1, min(k, max(votes.values(), default=0)) + 1):
-        total += _ways_to_win(votes, worth, silent, most, k)
-    return total / math.comb(len(answers), k)
+        total += _ways_to_win(votes, worth, choices(silent), most, k, choices)
+    return total / float(choices(len(answers))[k])
+
+
+_Choices = Callable[[int], NDArray[np.float64]]
+
+
+def _choices(num_samples: int, k: int) -> _Choices:
+    """Return a function of the ways to take 0 to k of a number of equal samples.
+
+    Where subsets are too many for a float, ways are weighted as if each sample were
+    taken with the probability k / n: a factor that all subsets of k share.
+    """
+    is_huge = math.comb(num_samples, min(k, num_samples // 2)).bit_length() > _MOST_BITS
+
+    def ways(count: int, taken: int) -> float:
+        number = math.comb(count, taken)
+        if not is_huge:
+            return float(number)
+        weight = k**taken * (num_samples - k) ** (count - taken)
+        # Integers up to the division, whose parts no float could hold.
+        return number * weight / num_samples**count
+
+    @cache
+    def of(count: int) -> NDArray[np.float64]:
+        return np.array([ways(count, taken) for taken in range(min(count, k) + 1)])
+
+    return of
 
 
 def _ways_to_win(
-    votes: Counter[str], worth: dict[str, float], silent: int, most: int, k: int
+    votes: Counter[str],
+    worth: dict[str, float],
+    silent: NDArray[np.float64],
+    most: int,
+    k: int,
+    choices: _Choices,
 ) -> float:
     """Sum the value of the winner over all subsets in which it has `most` votes.
 
-    This is a dynamic program over the distinct answers. `ways[size, tied]` counts the
+    This is a dynamic program over the distinct answers. `ways[tied, size]` counts the
     choices among the answers seen so far that take `size` samples, with `tied` answers
-    at `most` votes and the others below; `gain[size, tied]` sums the values of the tied
+    at `most` votes and the others below; `gain[tied, size]` sums the values of the tied
     answers over the same choices.
     """
+    most_tied = min(k // most, len(votes))
+    ways = np.zeros((most_tied + 1, k + 1))
     # Silent samples fill places of the subset but never win.
-    ways: dict[tuple[int, int], float] = {
-        (size, 0): float(math.comb(silent, size)) for size in range(min(silent, k) + 1)
-    }
-    gain: dict[tuple[int, int], float] = dict.fromkeys(ways, 0.0)
+    ways[0, : len(silent)] = silent
+    gain = np.zeros_like(ways)
     for answer, count in votes.items():
-        next_ways: dict[tuple[int, int], float] = defaultdict(float)
-        next_gain: dict[tuple[int, int], float] = defaultdict(float)
-        for (size, tied), number in ways.items():
-            for taken in range(min(count, most, k - size) + 1):
-                choices = math.comb(count, taken)
-                place = (size + taken, tied + (taken == most))
-                won = worth[answer] if taken == most else 0.0
-                next_ways[place] += number * choices
-                next_gain[place] += (gain[size, tied] + won * number) * choices
+        taking = choices(count)
+        next_ways, next_gain = np.zeros_like(ways), np.zeros_like(gain)
+        for taken, number in enumerate(taking[:most]):
+            end = k + 1 - taken
+            next_ways[:, taken:] += number * ways[:, :end]
+            next_gain[:, taken:] += number * gain[:, :end]
+        if count >= most:
+            end, number = k + 1 - most, taking[most]
+            before = ways[:-1, :end]
+            next_ways[1:, most:] += number * before
+            next_gain[1:, most:] += number * (gain[:-1, :end] + worth[answer] * before)
         ways, gain = next_ways, next_gain
-    return sum(
-        value / tied for (size, tied), value in gain.items() if size == k and tied
-    )
+    return float((gain[1:, k] / np.arange(1, most_tied + 1)).sum())
 
 
 @dataclass(frozen=True, slots=True)
