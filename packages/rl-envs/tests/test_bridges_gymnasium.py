@@ -194,6 +194,16 @@ def test_actions_are_read_or_refused(space: Any, said: str, found: Any) -> None:
         assert np.array_equal(reader.read(name)[0], action)
 
 
+def test_names_that_are_numbers_come_before_numbers() -> None:
+    reader = ActionReader(gymnasium.spaces.Discrete(3), "x", ("-1", "0", "1"))
+    assert [reader.read(name) for name in ("-1", "0", "1")] == [
+        (0, "-1"),
+        (1, "0"),
+        (2, "1"),
+    ]
+    assert reader.read("2") == (2, "1")
+
+
 def test_checks_of_the_contract() -> None:
     rows = GymnasiumTasks("Blackjack-v1").train(6)
     assert_passed(

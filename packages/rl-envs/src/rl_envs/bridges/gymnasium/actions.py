@@ -98,9 +98,13 @@ class ActionReader:
         # Models quote names or end them with a period.
         said = " ".join(text.casefold().split()).strip(".\"'`")
         start = int(self._space.start)
-        for place, name in enumerate(self.names):
-            if said in (name.casefold(), str(start + place)):
-                return np.int64(start + place), name
+        names = [name.casefold() for name in self.names]
+        numbers = [str(start + place) for place in range(len(names))]
+        # All names first, as they may be numbers themselves: -1, 0, 1.
+        for known in (names, numbers):
+            if said in known:
+                place = known.index(said)
+                return np.int64(start + place), self.names[place]
         raise ValueError("That is no action.")
 
     def _read_numbers(self, text: str) -> tuple[Any, str]:
