@@ -184,6 +184,9 @@ def test_levels_make_tasks_harder() -> None:
     harder = tasks.raised()
     assert harder.level == 1
     assert tasks.raised(99).level == tasks.max_level
+    patient = ReasoningGymTasks("chain_sum", make_deadline_s=77.0)
+    copies = patient.raised(), pickle.loads(pickle.dumps(patient))
+    assert [copy._calls._processes[0]._limit_s for copy in copies] == [77.0, 77.0]
 
     def terms(source: ReasoningGymTasks) -> int:
         return max(len(re.findall(r"\d+", row["prompt"])) for row in source.train(30))

@@ -65,6 +65,7 @@ class ReasoningGymTasks(TaskSource):
         self._calls = LimitedCalls(SERVER, 1, make_deadline_s)
         self.family, self.level, self.style = family, level, style
         self.levels, self.settings = dict(levels or {}), dict(settings or {})
+        self.make_deadline_s = make_deadline_s
         self._weights = self._read_families(family)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -80,6 +81,7 @@ class ReasoningGymTasks(TaskSource):
             "style": self.style,
             "seed": self.seed,
             "held_out_fraction": self.held_out_fraction,
+            "make_deadline_s": self.make_deadline_s,
         }
 
     def _read_families(self, given: Any) -> dict[str, float]:
