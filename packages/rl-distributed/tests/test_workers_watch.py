@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -19,7 +20,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from rl_distributed.workers.beat_sender import Beat, proof
+from rl_distributed.workers import beat_sender
+from rl_distributed.workers.beat_sender import Beat, BeatSender, WatchTarget, proof
 from rl_distributed.workers.group_watch import GroupWatch
 from rl_distributed.workers.open_calls import CallDeadline
 
@@ -75,6 +77,27 @@ def test_beats_arrive_and_are_asked_for():
         seen = watch.seen()[3]
         assert seen.is_connected
         assert told(events) == []
+
+
+@pytest.mark.parametrize(("held_s", "most"), [(0.2, 9), (0.0, 6)])
+def test_who_was_connected_for_long_comes_back_however_often(monkeypatch, held_s, most):
+    monkeypatch.setattr(beat_sender, "_STEADY_S", 0.1)
+    found = 0
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(2.0)
+        target = WatchTarget("127.0.0.1", server.getsockname()[1], 0, 0, 0.02, b"k")
+        sender = BeatSender(target, list)
+        threading.Thread(target=sender.start, daemon=True).start()
+        with contextlib.suppress(TimeoutError):
+            while found < 9:
+                link, _ = server.accept()
+                with link, link.makefile("r") as said:
+                    link.sendall(b"challenge\n")
+                    for _ in range(2):
+                        assert said.readline()
+                    time.sleep(held_s)
+                found += 1
+    assert found == most
 
 
 def test_hello_that_is_not_read_yet_counts():

@@ -49,6 +49,9 @@ _CONNECT_S = 5.0
 # A driver that has moved on accepts no more; one whose network was away for some beats
 # does.
 _ATTEMPTS = 5
+# A connection that lasts this long was to the driver, and not to whoever has got its
+# port since.
+_STEADY_S = 10.0
 _RECEIVED_BYTES = 65_536
 
 
@@ -177,12 +180,18 @@ class BeatSender:
 
     def _run(self, connection: socket.socket | None) -> None:
         pause = threading.Event()
-        for _ in range(_ATTEMPTS):
+        left = _ATTEMPTS
+        while left > 0:
+            left -= 1
             if connection is not None:
+                began_s = time.monotonic()
                 with suppress(OSError):
                     self._send_until_closed(connection)
                 connection.close()
                 connection = None
+                # A process may live for weeks, and lose its connection now and then.
+                if time.monotonic() - began_s >= _STEADY_S:
+                    left = _ATTEMPTS
             pause.wait(self._target.interval_s)
             with suppress(OSError):
                 connection = self._connect()
