@@ -153,7 +153,9 @@ class EvaluationResult:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(target.name + ".tmp")
         text = json.dumps(self.to_dict(samples=samples), indent=1, ensure_ascii=False)
-        temporary.write_text(text + "\n", encoding="utf-8")
+        # Observations may hold lone surrogates, which UTF-8 refuses. Escaped so, they
+        # are what JSON has for them.
+        temporary.write_text(text + "\n", encoding="utf-8", errors="backslashreplace")
         # A reader sees the old or the new file, never half of one.
         os.replace(temporary, target)
         return target
