@@ -322,6 +322,39 @@ def test_a_consumer_that_was_started_again_as_the_same_actor_gives_back() -> Non
     run(scenario())
 
 
+def test_a_process_is_watched_once_whatever_copies_of_the_queue_it_has() -> None:
+    """One that is sent the queue with each call makes a copy each time."""
+
+    async def scenario() -> None:
+        host = QueueHost(9, 1, redeliver=True)
+        pings = 0
+        dies = asyncio.Event()
+
+        async def ping() -> bool:
+            nonlocal pings
+            pings += 1
+            await dies.wait()
+            return False
+
+        await host.put("x", [1, 2, 3], 0)
+        for number in range(3):
+            host.watch(f"copy {number}", origin("p1", "worker 5"), ping)
+            assert (await host.get(f"copy {number}", 1, 0)).items == [number + 1]
+        assert (await host.put("copy 2", [4], 0))[0] == 1
+        await asyncio.sleep(0)
+        assert pings == 1
+        dies.set()
+        while host.qsize() < 4:
+            await asyncio.sleep(0.01)
+        # What was taken first is the first again.
+        assert (await host.get("c", 4, 0)).items == [1, 2, 3, 4]
+        late = await host.get("copy 1", 1, 0)
+        assert late.detail == "this client died"
+        assert (await host.get("c", 1, WAIT_S)).state == "broken"
+
+    run(scenario())
+
+
 # -------------------------------------------------------------------------- through Ray
 
 

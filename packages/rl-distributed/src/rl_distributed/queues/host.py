@@ -4,7 +4,7 @@
 |---|---|---|---|---|
 | `put` | items of a producer | the number accepted | room | `get`, its time |
 | `get` | items | the consumer's items | an item, the end | `put`, `close`, its time |
-| a watch per actor | pings | a departure | the answer to a ping | the actor's death |
+| a watch per process | pings | a departure | the answer to a ping | its death |
 
 A *client* is one copy of the queue. A *producer* puts items through any number of
 clients. It is a worker, an actor or a registered name, not a process: after a restart
@@ -109,8 +109,10 @@ class QueueHost:
         self._producers: dict[str, _Producer] = {}
         self._changed = asyncio.Condition()
         self._num_changes = 0
+        # By process: one that is sent the queue with each call has many clients.
         self._watches: dict[str, asyncio.Task[None]] = {}
-        self._gone: set[str] = set()
+        self._ended: set[str] = set()
+        """Processes that are gone."""
         self._is_over = False
 
     async def end(self) -> None:
@@ -155,7 +157,7 @@ class QueueHost:
         while True:
             # A call left behind by a dead consumer would take items that
             # nobody receives.
-            if client in self._gone:
+            if self._origin(client).process in self._ended:
                 return Answer("empty", detail="this client died")
             if self._items:
                 return Answer("items", await self._take(client, most))
@@ -173,7 +175,7 @@ class QueueHost:
         taken = [self._items.popleft() for _ in range(min(most, len(self._items)))]
         # The death of an unwatched client would go unnoticed and its
         # items would be stuck.
-        if self._redeliver and client in self._watches:
+        if self._redeliver and self._origin(client).process:
             self._unconfirmed[client] = taken
         await self._notify()
         return taken
@@ -224,30 +226,38 @@ class QueueHost:
         if isinstance(origin, str):
             origin = ClientOrigin(client, client, origin)
         self._origins[client] = origin
-        # Kept here, because asyncio holds tasks only by weak references.
-        self._watches[client] = asyncio.create_task(self._watch(client, ping))
-        for other, earlier in list(self._origins.items()):
+        # A late call of a process that is known to be gone.
+        if origin.process in self._ended:
+            return
+        if origin.process not in self._watches:
+            # Kept here, because asyncio holds tasks only by weak references.
+            self._watches[origin.process] = asyncio.create_task(
+                self._watch(origin.process, ping)
+            )
+        for earlier in list(self._origins.values()):
             same = earlier.producer == origin.producer
-            if same and earlier.process != origin.process:
+            if same and earlier.process not in ("", origin.process):
                 # It was started again, perhaps as the same actor, which still answers.
-                self._retire(other)
+                self._retire(earlier.process)
 
-    async def _watch(self, client: str, ping: Callable[[], Awaitable[bool]]) -> None:
-        while client not in self._gone and await ping():
+    async def _watch(self, process: str, ping: Callable[[], Awaitable[bool]]) -> None:
+        while process not in self._ended and await ping():
             await asyncio.sleep(_PING_EVERY_S)
-        self._retire(client)
-        origin = self._origins[client]
-        producer = self._producers.get(origin.producer)
-        # Another process may have its part by now.
-        if producer and producer.is_open and producer.origin.process == origin.process:
-            producer.died_at = _now()
+        self._retire(process)
+        for producer in self._producers.values():
+            # Another process may have its part by now.
+            if producer.is_open and producer.origin.process == process:
+                producer.died_at = _now()
         await self._notify()
 
-    def _retire(self, client: str) -> None:
-        """Put the unconfirmed items of a client that is gone back into the queue."""
-        self._gone.add(client)
-        # To the front, because they are older than the waiting items.
-        self._items.extendleft(reversed(self._unconfirmed.pop(client, [])))
+    def _retire(self, process: str) -> None:
+        """Put the unconfirmed items of a process that is gone back into the queue."""
+        self._ended.add(process)
+        held = [c for c in self._unconfirmed if self._origin(c).process == process]
+        # To the front, because they are older than the waiting items; those that were
+        # taken first come first again.
+        for client in reversed(held):
+            self._items.extendleft(reversed(self._unconfirmed.pop(client)))
 
     def _origin(self, client: str) -> ClientOrigin:
         return self._origins.get(client) or ClientOrigin(f"client {client}")
