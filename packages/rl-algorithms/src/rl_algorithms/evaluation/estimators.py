@@ -102,7 +102,7 @@ def _choices(num_samples: int, k: int) -> _Choices:
             return float(number)
         weight = k**taken * (num_samples - k) ** (count - taken)
         # Integers up to the division, whose parts no float could hold.
-        return number * weight / num_samples**count
+        return float(number * weight / num_samples**count)
 
     @cache
     def of(count: int) -> NDArray[np.float64]:
