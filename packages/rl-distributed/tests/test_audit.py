@@ -107,6 +107,14 @@ def test_a_line_break_stays_inside_its_entry(path):
     assert verify_audit_log(path).num_entries == 1
 
 
+def test_a_name_that_is_not_utf_8_is_noted(path):
+    folder = os.fsdecode(b"/data/mod\xe8le")
+    audit("checkpoint.deleted", folder)
+    (line,) = path.read_bytes().splitlines()
+    assert json.loads(line)["object"] == folder
+    assert verify_audit_log(path).num_entries == 1
+
+
 def test_off_by_default_and_by_call(tmp_path, monkeypatch):
     monkeypatch.delenv("RL_AUDIT_LOG", raising=False)
     monkeypatch.setattr(audit_module, "_is_decided", False)

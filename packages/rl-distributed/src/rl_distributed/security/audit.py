@@ -121,7 +121,10 @@ class AuditLog:
                 last, is_whole = _last_line(file)
                 if self._chain:
                     entry = {**entry, "previous": digest_of(last)}
-                line = json.dumps(entry, default=str, ensure_ascii=False).encode()
+                text = json.dumps(entry, default=str, ensure_ascii=False)
+                # The name of a file need not be UTF-8, and then holds surrogates; what
+                # is written in their place is their form in JSON.
+                line = text.encode("utf-8", "backslashreplace")
                 if self._key is not None:
                     # Computed over the serialised line, so that
                     # verification need not re-serialise.
