@@ -41,6 +41,8 @@ def test_pauses_double_up_to_the_longest_and_end_with_the_tries():
     now = time.monotonic()
     pauses = [policy.pause_before([now] * count) for count in range(6)]
     assert pauses == [0.0, 1.0, 2.0, 3.0, 3.0, None]
+    patient = RestartWorker(max_restarts=5_000, backoff_s=1, max_backoff_s=3)
+    assert patient.pause_before([now] * 4_000) == 3.0
 
 
 def test_restarts_of_long_ago_do_not_count():

@@ -16,6 +16,7 @@ __all__ = [
     "Restart",
     "RestartGroup",
     "RestartWorker",
+    "doubled",
 ]
 
 OnNodeLost = Literal["wait", "shrink", "fail"]
@@ -24,6 +25,12 @@ OnNodeLost = Literal["wait", "shrink", "fail"]
 # Any stands for `RayWorkerGroup`, which is built on policies: naming it here would
 # close a circle of imports.
 RestoreState = Callable[[Any, Sequence[int]], None]
+
+
+def doubled(pause_s: float, times: int) -> float:
+    """Return a pause that has been doubled so often, however often that is."""
+    # Beyond this, the power is more than a float holds, and raises.
+    return pause_s * 2.0 ** min(times, 1_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +194,7 @@ class Restart(FailurePolicy):
             return None
         if recent == 0:
             return 0.0
-        return min(self.max_backoff_s, self.backoff_s * 2.0 ** (recent - 1))
+        return min(self.max_backoff_s, doubled(self.backoff_s, recent - 1))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,7 +33,7 @@ from rl_distributed.process.closing import close_after
 from rl_distributed.workers.builder import RayWorkerBuilder
 from rl_distributed.workers.future import MultiWorkerFuture
 from rl_distributed.workers.group import RayWorkerGroup
-from rl_distributed.workers.policy import FailFast
+from rl_distributed.workers.policy import FailFast, doubled
 
 if TYPE_CHECKING:
     from rl_distributed.actor_environments import ActorEnvironment
@@ -368,7 +368,7 @@ class _Run:
                 continue
             errors = (*task.errors, outcome.error)
             if self._retries.allows(outcome.error, len(errors)):
-                pause_s = self._retries.backoff_s * 2.0 ** (len(errors) - 1)
+                pause_s = doubled(self._retries.backoff_s, len(errors) - 1)
                 again = _Task(task.index, task.item, errors)
                 at = time.monotonic() + pause_s
                 heapq.heappush(self._again, (at, task.index, again))
