@@ -27,7 +27,7 @@ from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.rollout.row_names import RowNames
 from rl_algorithms.trainers.ahead import scoring
 from rl_algorithms.trainers.ahead.answer_files import read_answers, write_answers
-from rl_algorithms.trainers.ahead.jobs import Job
+from rl_algorithms.trainers.ahead.jobs import Job, Scoring
 from rl_algorithms.trainers.ahead.prompts import PromptSource
 from rl_algorithms.trainers.ahead.sampler import AheadSampler
 from rl_algorithms.trainers.ahead.saved import SavedAhead
@@ -232,6 +232,29 @@ class TestStep:
         assert len(environment.begun) == 16
         assert sorted(environment.begun) == sorted(environment.closed)
         assert len(set(environment.seeds)) == 8
+
+    def test_conversations_in_flight_are_closed_at_the_end(self, tokenizer, tmp_path):
+        second, release = threading.Event(), threading.Event()
+
+        def sample(call, row, seed):
+            if call:
+                second.set()
+                assert release.wait(DEADLINE_S)
+            return [3, scripted.EOS]
+
+        environment = Keeping()
+        with Run(
+            tokenizer,
+            tmp_path,
+            environment,
+            sample=sample,
+            rollout={"max_turns": 3},
+            max_staleness=0,
+        ):
+            assert second.wait(DEADLINE_S)
+            # Long after the desk of the generator takes no more.
+            threading.Timer(0.5, release.set).start()
+        assert sorted(set(environment.closed)) == environment.begun
 
     def test_each_prompt_comes_once_and_none_too_old(self, tokenizer, tmp_path):
         with Run(tokenizer, tmp_path, good, max_staleness=2) as run:
@@ -766,6 +789,34 @@ def test_no_thread_wakes_where_nothing_is_to_be_closed():
             desk.close(DEADLINE_S)
             desk.end([{}])
             assert desk._ended == waiting
+
+
+def test_a_call_that_hangs_does_not_hang_the_close(tokenizer):
+    hangs, release = threading.Event(), threading.Event()
+
+    class Hanging(Keeping):
+        def step(self, message_log_batch, metadata):
+            hangs.set()
+            assert release.wait(DEADLINE_S)
+            return super().step(message_log_batch, metadata)
+
+    environment = Hanging()
+    judge = Judge(OneCallAtATime(environment))
+    desk = EnvironmentDesk(judge, 1, lambda judged: None, pytest.fail)
+    conversation = SimpleNamespace(log=[{}], metadata={"number": 1})
+    job = SimpleNamespace(
+        conversation=conversation, is_cancelled=False, begin=lambda: None
+    )
+    desk.ask([Scoring(job, 0)])
+    assert hangs.wait(DEADLINE_S)
+    desk.end([{"number": 0}])
+    closing = threading.Thread(target=desk.close, args=(0.2,), daemon=True)
+    closing.start()
+    closing.join(5.0)
+    try:
+        assert not closing.is_alive()
+    finally:
+        release.set()
 
 
 @pytest.mark.parametrize(("keeps", "num_seeds"), [(True, 16), (False, 0)])

@@ -249,6 +249,10 @@ class AnswersInFlight:
         """End the threads of the desks; wait for calls in flight until the deadline."""
         self._generator.close(deadline_s)
         self._environment.close(deadline_s)
+        # A list, as a controller that did not end in time may still change them.
+        jobs = list(self._jobs.values())
+        left = [ended for job in jobs for ended in job.take_ended()]
+        self._environment.end_now(left, deadline_s)
 
     def _settle(self, scoring: Scoring) -> None:
         """Report an answer that has all its verdicts."""

@@ -95,8 +95,22 @@ class EnvironmentDesk:
             self._changed.wait_for(lambda: not self._num_calls, deadline_s)
             ended, self._ended = self._ended, []
         # No thread of the desk gets to them any more.
-        if ended:
-            self._judge.close(ended)
+        self.end_now(ended, deadline_s)
+
+    def end_now(self, metadata: Sequence[Any], deadline_s: float) -> None:
+        """Close conversations once the desk is closed, and wait for that.
+
+        Args:
+            metadata: Their metadata.
+            deadline_s: How long to wait: a call that hangs may hold the environment.
+        """
+        if not metadata or not self._judge.closes:
+            return
+        closing = threading.Thread(
+            target=self._judge.close, args=(metadata,), name="ahead-end", daemon=True
+        )
+        closing.start()
+        closing.join(deadline_s)
 
     def _run(self) -> None:
         try:
