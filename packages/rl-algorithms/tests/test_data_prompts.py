@@ -135,6 +135,8 @@ def test_long_prompts_are_an_error_or_dropped_and_counted(plain):
             {},
             "row 0: column 'messages' .* at character 0, half",
         ),
+        ([{"prompt": "a", "stop_strings": ["b", 3]}], {}, "row 0: column 'stop_str"),
+        ([{"prompt": "a", "stop_strings": [""]}], {}, r"not empty: got \[''\]"),
         ([{"prompt": "a"}, {}], {}, "row 1: column 'prompt' must be text"),
         ([{"prompt": ""}], {}, "row 0: the prompt is empty"),
         ([{"prompt": []}], {}, "must be a list of messages"),
@@ -174,6 +176,16 @@ def test_bad_templates_and_settings(plain):
         with pytest.raises(ConfigError, match=message):
             DataConfig.from_dict(bad)
     assert DataConfig.from_dict({"train": "rows.jsonl"}).train.path == "rows.jsonl"
+
+
+def test_stop_strings_of_a_row_are_a_text_or_several(plain):
+    rows = [
+        {"prompt": "a", "stop_strings": "end"},
+        {"prompt": "a", "stop_strings": ["x", "end"]},
+        {"prompt": "a", "stop_strings": None},
+    ]
+    found = [datum.get("stop_strings") for datum in process_prompts(rows, plain)]
+    assert found == [["end"], ["x", "end"], None]
 
 
 def test_collating(plain):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ def process_prompts(
                 "the row, or set data.prompt_template"
             )
     data = [
-        _datum(index, row.messages, ids, row.columns)
+        _datum(index, row.messages, ids, row.columns, name)
         for index, (row, ids) in enumerate(zip(read, tokens, strict=True))
     ]
     return apply_length_limit(
@@ -65,7 +66,11 @@ def process_prompts(
 
 
 def _datum(
-    index: int, log: list[dict[str, str]], ids: list[int], info: dict[str, Any]
+    index: int,
+    log: list[dict[str, str]],
+    ids: list[int],
+    info: dict[str, Any],
+    name: str,
 ) -> DatumSpec:
     token_ids = torch.tensor(ids, dtype=torch.int64)
     # Headers and turn ends belong to no single message, so the prompt is not split:
@@ -86,5 +91,16 @@ def _datum(
     if isinstance(info.get("task_name"), str):
         datum["task_name"] = info["task_name"]
     if info.get("stop_strings"):
-        datum["stop_strings"] = list(info["stop_strings"])
+        datum["stop_strings"] = _stop_strings(info["stop_strings"], index, name)
     return datum
+
+
+def _stop_strings(value: Any, index: int, name: str) -> list[str]:
+    # A text is a sequence as well, and would stop answers at each of its characters.
+    found = [value] if isinstance(value, str) else value
+    if isinstance(found, Sequence) and all(isinstance(s, str) and s for s in found):
+        return list(found)
+    raise ColumnError(
+        f"dataset {name}, row {index}: column 'stop_strings' must be a text or a list "
+        f"of texts that are not empty: got {value!r:.80}"
+    )
