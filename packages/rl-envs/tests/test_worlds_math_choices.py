@@ -10,7 +10,11 @@ import pytest
 
 from rl_envs import create_env
 from rl_envs.worlds.math import choices
-from rl_envs.worlds.math.choices import canonical_choice, find_choice
+from rl_envs.worlds.math.choices import (
+    canonical_choice,
+    find_choice,
+    find_english_choice,
+)
 
 DATA = tomllib.loads(
     Path(choices.__file__).with_name("choices.toml").read_text("utf-8")
@@ -58,6 +62,26 @@ def test_letters_of_other_scripts(letter: str, latin: str) -> None:
 )
 def test_a_letter_stands_by_itself(text: str, letter: str | None) -> None:
     assert find_choice(text) == letter
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is: B", "B"),
+        ("The answer is A. No, the answer is: (B).", "B"),
+        ("**Answer**: B", "B"),
+        ("**Answer:** B", "B"),
+        ("Answer: \\textbf{B}", "B"),
+        ("So \\boxed{\\textbf{(B)}}", "B"),
+        ("So \\boxed{ \\mathrm{B} }", "B"),
+        ("The answer isn't clear", None),
+        ("The answer is Berlin", None),
+    ],
+)
+def test_ways_to_write_an_english_answer(text: str, letter: str | None) -> None:
+    assert find_english_choice(text) == letter
+    if "boxed" in text:
+        assert find_choice(text) == letter
 
 
 def test_answers_are_compared_across_scripts() -> None:

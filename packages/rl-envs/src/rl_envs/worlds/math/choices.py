@@ -16,13 +16,14 @@ from typing import Any
 
 __all__ = ["canonical_choice", "find_choice", "find_english_choice"]
 
-# "Answer: B", "Answer: $\boxed{B}$", "the answer is (B)".
+_UPRIGHT = r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf))\{"
+_BOXED = rf"\\boxed\{{\s*(?:{_UPRIGHT})?\(?"
+# "Answer: B", "**Answer**: $\boxed{B}$", "the answer is (B)", "the answer is: B".
 _ENGLISH = re.compile(
-    r"(?:answer\s*(?:is|:)\s*[*$\s(]*(?:\\(?:boxed|text)\{)*|\\boxed\{(?:\\text\{)?)"
-    r"\(?([A-Z])\b",
+    r"(?:answer[*_]*\s*(?:is\b\s*:?|:)\s*[*_$\s(]*"
+    rf"(?:\\boxed\{{|{_UPRIGHT})*|{_BOXED})\(?([A-Z])\b",
     re.IGNORECASE,
 )
-_BOXED = r"\\boxed\{(?:\\text\{)?\(?"
 # Punctuation and words between "answer" and its letter, all on one line.
 _GAP = r"[^\n]{0,40}?"
 
