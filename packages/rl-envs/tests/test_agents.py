@@ -143,6 +143,15 @@ class TestFunctions:
         assert found.ending == "error"
         assert "TimeoutError: mine" in found.error
 
+    def test_a_cancelled_task_of_the_agents_own_is_its_error(self, run):
+        async def agent(task, base_url, api_key):
+            own = asyncio.create_task(asyncio.sleep(DEADLINE_S))
+            own.cancel()
+            await own
+
+        [found] = run(AgentEnvironment(agent), {}).all()
+        assert (found.ending, found.error[:15]) == ("error", "CancelledError:")
+
     def test_what_is_cancelled_ends_without_a_result(self, run):
         began, ended = [], []
 

@@ -136,10 +136,12 @@ class AgentRunner:
             async with limit:
                 value = await self._agent(task, job.base_url, job.api_key)
                 reward = await self._reward(task, value)
-        # Cancelled from outside: nobody waits for a result.
-        except asyncio.CancelledError:
-            raise
         except BaseException as error:
+            # Cancelled from outside: nobody waits for a result. An agent may also await
+            # something of its own that was cancelled.
+            own = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and own and own.cancelling():
+                raise
             # The agent itself may raise TimeoutError, which is its own error.
             if isinstance(error, TimeoutError) and limit.expired():
                 said = f"the agent did not end within {limit_s:g} s (time_limit_s)"
