@@ -279,6 +279,28 @@ class TestConversations:
         assert parts.isfinite().sum() == 4
         assert parts[parts.isfinite()].unique() == 0.5
 
+    @pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+    def test_a_name_may_have_any_letters(self, tokenizer, encoding):
+        # Clients differ in how they write a header.
+        name = {"X-RL-Conversation": "Prüfer".encode(encoding)}
+
+        async def agent(task, base_url, api_key):
+            url, keys = f"{base_url}/chat/completions", f"Bearer {api_key}"
+            async with httpx.AsyncClient(trust_env=False) as client:
+                for text, headers in (("a", name), ("b", {})):
+                    answer = await client.post(
+                        url,
+                        json={"model": "policy", "messages": [user(text)]},
+                        headers={"Authorization": keys, **headers},
+                    )
+                    assert answer.status_code == 200, answer.text
+            return AgentReward(1.0, conversations={"Prüfer": 0.5})
+
+        played = Played(tokenizer, agent, lambda call, row: "x$")
+        assert played.outcomes == [Outcome.OK], played.result.samples
+        [[other]] = played.rows["branches"]
+        assert (other.name, other.reward) == ("Prüfer", 0.5)
+
     def test_tasks_are_bounded_and_the_rest_wait(self, tokenizer):
         running, most = 0, 0
 
@@ -431,6 +453,12 @@ class TestInterface:
             ({"response_format": {"type": "json_object"}}, 400, "not_supported"),
             ({"tool_choice": "required"}, 400, "bad_request"),
             ({"tools": [{"type": "retrieval"}]}, 400, "bad_request"),
+            # In place of the messages, which the client would not send like that.
+            (
+                {"extra_body": {"messages": [{"role": "assistant", "tool_calls": 5}]}},
+                400,
+                "bad_request",
+            ),
         ],
     )
     def test_a_wrong_request_is_refused(self, tokenizer, options, status, code):

@@ -41,7 +41,10 @@ class Heard:
         # A newer name of the same role, which chat templates do not know.
         self.role = str(message["role"]).replace("developer", "system")
         text = content_text(message.get("content"))
-        calls = [_call(call) for call in message.get("tool_calls") or ()]
+        given = message.get("tool_calls") or []
+        if not isinstance(given, list):
+            raise _bad("tool_calls must be a list of objects")
+        calls = [_call(call) for call in given]
         more = {
             name: str(message[name])
             for name in ("name", "tool_call_id")

@@ -120,7 +120,7 @@ class AgentSession:
         """
         if self.is_closed:
             raise ended()
-        conversation = headers.get(CONVERSATION_HEADER, MAIN)
+        conversation = _text_of(headers.get(CONVERSATION_HEADER, MAIN))
         # With the conversation: two of them may send the same messages.
         digest = hashlib.sha256(conversation.encode() + b"\0" + body).digest()
         name = next((headers[n] for n in _IDEMPOTENCY if headers.get(n)), None)
@@ -329,6 +329,16 @@ def ended() -> ApiError:
         "limit.",
         "task_ended",
     )
+
+
+def _text_of(header: str) -> str:
+    """Return the text of a header, which clients write as UTF-8 or as Latin-1."""
+    # The server decodes UTF-8, and has other bytes as lone surrogates.
+    written = header.encode("utf-8", "surrogateescape")
+    try:
+        return written.decode()
+    except UnicodeDecodeError:
+        return written.decode("latin-1")
 
 
 def _unsupported(name: str) -> ApiError:
