@@ -469,6 +469,12 @@ class TestFigures:
             columns = {name: [1.0] for name in reversed(order[i:])}
             assert self.of(**columns).measure == first.replace("_", ":", 1)
 
+    def test_nan_is_not_the_best(self):
+        nan = float("nan")
+        found = self.of(val_accuracy=[nan, 0.25, nan, 0.75])
+        assert (found.best, found.best_step) == (0.75, 3)
+        assert self.of(val_accuracy=[nan, nan]).best_step == 0
+
     def test_the_best_loss_is_the_lowest(self):
         found = self.of(val_val_loss=[2.0, 1.0, 1.5])
         assert (found.best, found.best_step, found.nothing_learnt) == (1.0, 1, None)

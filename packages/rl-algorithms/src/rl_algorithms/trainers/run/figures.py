@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -62,8 +63,10 @@ class Figures:
             return cls()
         steps, values = history.column(measure)
         sign = -1.0 if measure.endswith("loss") else 1.0
+        # NaN is neither more nor less than any number: as the first value it would win.
+        known = [i for i, value in enumerate(values) if not math.isnan(value)]
         # Of equal values max takes the first, the earliest step.
-        best = max(range(len(values)), key=lambda i: sign * values[i])
+        best = max(known or range(len(values)), key=lambda i: sign * values[i])
         return cls(
             measure=measure,
             start=values[0],
