@@ -8,7 +8,8 @@ import pytest
 
 from rl_cli.eval_config import eval_config
 from rl_cli.main import _run
-from rl_cli.trained_model import model_of_run
+from rl_cli.run_folder import RunFolder
+from rl_cli.trained_model import model_of_run, weights_of_run
 from rl_distributed import ConfigError
 from rl_models import ModelBuildConfig, build_model
 
@@ -84,6 +85,28 @@ def test_a_run_is_worth_its_last_stage(model: str, tmp_path: Path) -> None:
     (tmp_path / "stages" / "second" / "checkpoints" / "step_3").mkdir(parents=True)
     assert model_of_run(str(tmp_path)) == str(tmp_path / "stages" / "second")
     assert model_of_run(model) == model
+
+
+def test_a_run_that_was_moved_is_worth_the_checkpoint_in_it(tmp_path: Path) -> None:
+    source = {"kind": "algorithm", "name": "sft", "config": {}}
+    config = {"policy": {"model_name": "model"}, "sft": {"max_num_steps": 2}}
+    (tmp_path / "run.json").write_text(json.dumps({**source, "config": config}))
+    left = "/left/run/checkpoints/step_2"
+    result = {"metrics": {}, "steps": 2, "run_dir": "/left/run", "stop_reason": ""}
+    result |= {"best_checkpoint": left, "checkpoint": f"{left}/policy/weights"}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    assert model_of_run(str(tmp_path)) == left
+    weights = tmp_path / "checkpoints" / "step_2" / "policy" / "weights"
+    weights.mkdir(parents=True)
+    assert model_of_run(str(tmp_path)) == str(weights.parent.parent)
+    assert weights_of_run(str(tmp_path)) == str(weights)
+    # Likewise for a stage, whose model the next one goes on with.
+    (tmp_path / "stages" / "one" / "checkpoints" / "step_2").mkdir(parents=True)
+    stage = {"checkpoint": left, "model": f"{left}/policy/weights"}
+    (tmp_path / "stages" / "one.json").write_text(json.dumps(stage))
+    found = RunFolder(tmp_path).stage_result("one")
+    kept = tmp_path / "stages" / "one" / "checkpoints" / "step_2"
+    assert found == {"checkpoint": str(kept), "model": str(kept / "policy" / "weights")}
 
 
 def test_the_run_of_a_trainer_is_its_own_folder(tmp_path: Path) -> None:

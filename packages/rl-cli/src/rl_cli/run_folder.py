@@ -238,19 +238,33 @@ class RunFolder:
         """Return the result of a stage; None if it has not finished."""
         path = self.path / "stages" / f"{name}.json"
         if path.exists():
-            return dict(json.loads(path.read_text(encoding="utf-8")))
+            found = dict(json.loads(path.read_text(encoding="utf-8")))
+            return self._found_here(name, found)
         if self.has_stages or not (self.path / "result.json").exists():
             return None
         found = self.read("result.json")
         # A stopped run writes a result, too, but is not finished.
         if found["best_checkpoint"] is None or found.get("stopped_by") is not None:
             return None
-        return {
+        result = {
             **{key: found[key] for key in ("metrics", "steps", "run_dir")},
             "stop_reason": found["stop_reason"],
             "checkpoint": found["best_checkpoint"],
             "model": found["checkpoint"],
         }
+        return self._found_here(name, result)
+
+    def _found_here(self, name: str, result: dict[str, Any]) -> dict[str, Any]:
+        """Return a result whose checkpoint is in this folder, if it is no longer there.
+
+        Results have whole paths, which a run that was moved or copied has left.
+        """
+        kept = Path(result["checkpoint"])
+        here = self.stage(name) / "checkpoints" / kept.name
+        if kept.exists() or not here.is_dir():
+            return result
+        model = here / "policy" / "weights"
+        return {**result, "checkpoint": str(here), "model": str(model)}
 
     def end_stage(self, name: str, result: Mapping[str, Any]) -> None:
         """Store the result of a stage; without stages, the trainer has done so."""
