@@ -763,6 +763,25 @@ class TestEndings:
         with pytest.raises(AgentError, match=said):
             Played(tokenizer, agent, lambda c, r: "x$", on_environment_error="raise")
 
+    def test_a_task_without_an_answer_has_no_weights(self, tokenizer):
+        async def agent(task, client):
+            if task["answer"] == "0":
+                raise ValueError("no request")
+            await ask(client, [user("a")])
+            return 1.0
+
+        engine, generation = made.engine_of(
+            tokenizer, agent, lambda call, row: "x$", versions=lambda call: 7
+        )
+        generation.weight_version = 7
+        try:
+            batch = scripted.make_batch(tokenizer, ["ab", "cd"], answer=["0", "1"])
+            metrics = engine.run(batch).metrics
+        finally:
+            engine.close()
+        assert float(metrics["weight_version_min"]) == 7.0
+        assert float(metrics["weight_version_max"]) == 7.0
+
     def test_an_agent_that_never_asks_is_an_error(self, tokenizer):
         async def agent(task, client):
             return 1.0

@@ -42,7 +42,7 @@ def rollout_metrics(
         num_turns: [N] number of answers.
         cut_answers: [N] number of answers cut off by a length limit.
         turn_limit_reached: [N] bool.
-        weight_version: [N].
+        weight_version: [N]; counts in rows with an answer.
         num_branches: [N] number of times the chat template rewrote the conversation.
     """
     count = float(len(rewards))
@@ -76,8 +76,11 @@ def rollout_metrics(
         metrics["reward_max"] = Max(float(rewards[scored].max()))
     metrics["max_gen_tokens_per_sample"] = Max(float(generation_lengths.max()))
     metrics["max_turns_per_sample"] = Max(float(num_turns.max()))
-    metrics["weight_version_min"] = Min(float(weight_version.min()))
-    metrics["weight_version_max"] = Max(float(weight_version.max()))
+    # A row that failed before its first answer has the number 0, and no weights.
+    versions = weight_version[num_turns > 0]
+    if len(versions):
+        metrics["weight_version_min"] = Min(float(versions.min()))
+        metrics["weight_version_max"] = Max(float(versions.max()))
     return metrics
 
 
