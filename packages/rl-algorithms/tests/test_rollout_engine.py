@@ -546,6 +546,8 @@ def test_bad_input(tokenizer):
         engine.run(batch)
     with pytest.raises(DataError, match="num_generations must be at least 1"):
         engine.run(make_batch(tokenizer), num_generations=0)
+    with pytest.raises(DataError, match="at least one prompt: got an empty batch"):
+        engine.run(make_batch(tokenizer).slice(0, 0))
 
 
 class Replay:

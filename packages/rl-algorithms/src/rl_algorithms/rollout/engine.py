@@ -285,6 +285,10 @@ class RolloutEngine:
             raise DataError(
                 f"num_generations must be at least 1: got {num_generations}"
             )
+        if not batch["message_log"]:
+            raise DataError(
+                "a rollout needs at least one prompt: got an empty batch; skip it"
+            )
         logs = [
             # Texts only: messages also carry tokens, which a template must not see.
             [{"role": m["role"], "content": m["content"]} for m in log]
