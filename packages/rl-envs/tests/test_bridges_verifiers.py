@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from rl_envs.bridges.verifiers import (
     VerifiersEnvironment,
     VerifiersTasks,
 )
-from rl_envs.errors import AgentSetupError
+from rl_envs.bridges.verifiers.host_process import _read
+from rl_envs.errors import AgentError, AgentSetupError
 from rl_envs.registry import create_env, create_task_source
 from rl_envs.tasks import Split
 from rl_envs.testing import assert_passed, examine_environment
@@ -147,6 +151,26 @@ def test_failures_are_errors_of_their_task(
     [wrong] = run(sums, policy.address, [{"prompt": "?"}])
     assert wrong.ending == "error"
     assert "column 'verifiers_input' must be a JSON object" in wrong.error
+
+
+def test_a_request_cancelled_as_its_reply_comes_costs_no_other() -> None:
+    code = (
+        """for id in 1, 2: print('{"id": %d, "result": %d}' % (id, id), flush=True)"""
+    )
+    futures: dict[int, Future[Any]] = {number: Future() for number in (1, 2, 3, 4)}
+    # As where a task meets its limit while the reader has its reply.
+    assert futures[1].cancel()
+    assert futures[4].cancel()
+    with (
+        tempfile.TemporaryFile() as log,
+        subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process,
+    ):
+        _read(process, dict(futures), log)
+    assert futures[2].result(0) == 2
+    with pytest.raises(AgentError, match="ended with exit code 0"):
+        futures[3].result(0)
 
 
 def test_a_task_that_hangs_meets_its_limit(

@@ -156,7 +156,7 @@ def _read(process: subprocess.Popen[bytes], pending: _Pending, log: IO[bytes]) -
     for line in process.stdout:
         reply = json.loads(line)
         future = pending.pop(reply["id"], None)
-        if future is None:
+        if future is None or not _is_awaited(future):
             continue
         if "error" in reply:
             future.set_exception(AgentError(reply["error"]))
@@ -167,7 +167,16 @@ def _read(process: subprocess.Popen[bytes], pending: _Pending, log: IO[bytes]) -
     while pending:
         with suppress(KeyError):
             _, future = pending.popitem()
-            future.set_exception(AgentError(f"{problem}: {said}" if said else problem))
+            if _is_awaited(future):
+                told = f"{problem}: {said}" if said else problem
+                future.set_exception(AgentError(told))
+
+
+def _is_awaited(future: Future[Any]) -> bool:
+    """Return whether a future may be settled; from then on nobody can cancel it."""
+    # One that was cancelled a moment ago is still among those that wait, and an error
+    # here would end the thread, for which all others wait.
+    return future.set_running_or_notify_cancel()
 
 
 def _tail(log: IO[bytes]) -> str:
