@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import CheckpointError, ConfigError
 from rl_models.checkpoint.sharded import Box
 from rl_models.config import PolicyConfig
@@ -129,6 +130,35 @@ def test_the_first_token_of_a_row_is_never_trained_on(tiny_model, make_batch, nl
     found = _gradients(backend, data, nll_loss, 4)
     assert found[0] == wanted[0]
     assert all(torch.equal(found[1][name], wanted[1][name]) for name in wanted[1])
+
+
+@pytest.mark.parametrize("needs_gradients", [True, False])
+def test_rows_of_one_token_have_no_logprobs(tiny_model, nll_loss, needs_gradients):
+    backend = _backend(tiny_model)
+    data = BatchedDataDict(
+        input_ids=torch.tensor([[3], [3], [5]]),
+        input_lengths=torch.ones(3, dtype=torch.int64),
+        token_mask=torch.ones(3, 1),
+        sample_mask=torch.ones(3),
+    )
+    assert backend.get_logprobs(data, micro_batch_size=2).tolist() == [[0.0]] * 3
+    topk = backend.get_topk_logits(data, k=2, micro_batch_size=3)
+    assert topk["topk_logits"].shape == (3, 1, 2)
+
+    class NoTokens(type(nll_loss)):
+        def __call__(self, data, rows, tokens, next_token_logprobs):
+            return super().__call__(
+                data, rows, tokens.clamp(min=1), next_token_logprobs
+            )
+
+    result = backend.train_step(
+        data,
+        NoTokens(),
+        eval_mode=not needs_gradients,
+        global_batch_size=3,
+        micro_batch_size=3,
+    )
+    assert result["loss"].tolist() == result["grad_norm"].tolist() == [0.0]
 
 
 def test_eval_mode_changes_nothing(tiny_model, make_batch, nll_loss):

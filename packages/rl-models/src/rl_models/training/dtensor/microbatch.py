@@ -74,6 +74,9 @@ class ModelBatch:
             share_prefixes: Whether the model may compute a token once for several rows.
         """
         ids, mask = input_ids.numpy(), needed.numpy()
+        if not mask.shape[1]:
+            # Rows of one token have no log-probs, and so no column to plan by.
+            mask = np.zeros((len(mask), 1), dtype=bool)
         # Planned with numpy on the CPU, where the rows are: the shapes of what goes to
         # the device depend on the values of the mask.
         rows, columns = np.nonzero(mask)
@@ -87,7 +90,7 @@ class ModelBatch:
         fields: dict[str, Any] = {
             "targets": _on(device, ids[rows, following]),
             "places": _on(device, rows * mask.shape[1] + columns),
-            "shape": mask.shape,
+            "shape": tuple(needed.shape),
         }
         if attention is None:
             inputs = {"input_ids": _on(device, ids[:, :width]), "use_cache": False}
