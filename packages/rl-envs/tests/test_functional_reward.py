@@ -23,6 +23,7 @@ from rl_envs import (
     combine_reward_functions,
 )
 from rl_envs.interfaces import scored_mask
+from rl_envs.rewards.functions import numeric_match
 
 
 def batch_of(*texts: str, **columns: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -160,6 +161,16 @@ def test_none_means_not_scored_and_is_counted() -> None:
     assert metrics["reward_mean"] == 1
     with pytest.raises(RewardValueError, match="returned None for all 2 responses"):
         score(lambda prompt, response: None, "a", "b")
+
+
+def test_the_responses_to_one_prompt_may_all_be_unscored() -> None:
+    log = [
+        {"role": "user", "content": "Expand it."},
+        {"role": "assistant", "content": "1"},
+    ]
+    wrapper = FunctionalRewardWrapper(numeric_match)
+    result = wrapper.step([log] * 4, [{"answer": "x**2 + 1"}] * 4)
+    assert np.isnan(np.asarray(result.rewards)).all()
 
 
 def nameless(prompt: str, response: str) -> float:

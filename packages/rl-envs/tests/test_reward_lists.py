@@ -79,8 +79,10 @@ def test_functions_of_one_name_and_of_several_rewards() -> None:
 
 def test_a_row_that_nothing_scores_is_not_scored() -> None:
     environment = FunctionalRewardWrapper([even])
+    logs = logs_of("x", "y")
+    logs[1][0]["content"] = "another prompt"
     with pytest.raises(RewardValueError, match="returned None for all 2"):
-        environment.step(logs_of("x", "y"), [None] * 2)
+        environment.step(logs, [None] * 2)
     check_environment(
         as_environment([even]), logs_of("2", "x"), [{}, {}], allow_unscored=True
     )

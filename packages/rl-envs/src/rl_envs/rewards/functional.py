@@ -188,9 +188,11 @@ class FunctionalRewardWrapper(EnvironmentInterface[Columns | None]):
         message_log_batch: Sequence[MessageLog],
         metadata: Sequence[Columns | None],
     ) -> PlainRewards:
-        scores = self._call(self._rows(message_log_batch, metadata))
-        # A single row may well be unscorable; a whole batch points to a mistake.
-        if len(scores) > 1 and all(map(_is_unscored, scores)):
+        rows = self._rows(message_log_batch, metadata)
+        scores = self._call(rows)
+        # A single prompt may well be unscorable, with all its responses, which may be a
+        # worker's whole share of a batch; several prompts point to a mistake.
+        if all(map(_is_unscored, scores)) and len(set(rows.prompts)) > 1:
             raise RewardValueError(
                 f"reward function {self.name!r} returned None for all {len(scores)} "
                 "responses: a `return` is missing, or no row of the batch can be scored"
