@@ -17,7 +17,9 @@ from rl_distributed.config import (
     interpolate,
     load_config,
     merge_configs,
+    override_value,
     parse_overrides,
+    yaml_file,
 )
 from rl_distributed.errors import ConfigError
 
@@ -176,6 +178,33 @@ def test_a_rule_of_a_section_names_each_key_once(message: str, expected: str) ->
         Train.from_dict({"brakes": {"options": {"message": message}}})
     path = "" if expected.startswith("brakes") else "brakes "
     assert str(caught.value) == f"{path}{expected}"
+
+
+def test_keys_that_yaml_reads_as_numbers_are_named(tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_text(
+        "car:\n  model_name: t\n  spare: [{7: a}]\n  engine:\n    1: fast\nnull: 3\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        Fleet.from_yaml(tmp_path / "x.yaml")
+    said = str(caught.value)
+    assert "3 problems in " in said
+    assert "car.spare.0.7 is not a known key; known keys: name, power, opt" in said
+    assert "car.engine.1 is not a known key" in said
+    assert "x.yaml:5)" in said
+    assert "None is not a known key; known keys: car, size" in said
+    with pytest.raises(ConfigError, match=r"engine\.1 is not a known key"):
+        Car(model_name="t", engine={1: "fast"})
+    # Where keys are free, they may be numbers.
+    assert Free(anything={2: "b"}).anything == {2: "b"}
+
+
+def test_a_number_of_thousands_of_digits_is_no_number() -> None:
+    text = "size: " + "9" * 5_000
+    for parsed in (
+        yaml_file.parse_scalar(text[6:]),
+        override_value.parse_value(text[6:]),
+    ):
+        assert "size must be an integer of fewer" in error_of({**CAR, "size": parsed})
 
 
 def test_direct_construction_raises_the_same_error() -> None:
@@ -345,6 +374,9 @@ def test_interpolation_keeps_types_and_nests() -> None:
         ({"a": "${mull:1,2}"}, "unknown function 'mull'.*did you mean 'mul'"),
         ({"a": "${div:1,0}"}, "cannot compute"),
         ({"a": "${mul:b}", "b": 1}, None),
+        ({"a": "${mul:b,999999999999}"}, "a cannot compute.*'b' is no number"),
+        ({"a": "${mul:${b},99999999}", "b": [1]}, "cannot compute.*is no number"),
+        ({"a": "${b.²}", "b": [1]}, "refers to 'b.²', which is not set"),
         ({"a": "${}"}, "refers to no key"),
         ({"a": "${...b}"}, "refers to no key"),
     ],

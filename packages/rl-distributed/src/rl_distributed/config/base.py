@@ -19,7 +19,12 @@ from pydantic import (
 
 from rl_distributed.config.load import load_config
 from rl_distributed.config.origins import check_depth
-from rl_distributed.config.problems import describe_problems, raise_problems, show
+from rl_distributed.config.problems import (
+    describe_problems,
+    raise_problems,
+    refuse_number_keys,
+    show,
+)
 from rl_distributed.config.schema import SchemaNode, field_default
 from rl_distributed.errors import ConfigError
 
@@ -61,6 +66,7 @@ class Config(BaseModel):
             return
         # Checked first, because validation recurses and fails on very deep data.
         check_depth(values, type(self).__name__)
+        refuse_number_keys(type(self), values, None)
         token = _validating.set(True)
         try:
             super().__init__(**values)
@@ -85,6 +91,7 @@ class Config(BaseModel):
                 f"got {type(data).__name__}"
             )
         check_depth(data, source or cls.__name__)
+        refuse_number_keys(cls, data, source)
         token = _validating.set(True)
         try:
             return cls.model_validate(dict(data))

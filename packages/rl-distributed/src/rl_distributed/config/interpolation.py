@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rl_distributed.config.origins import (
@@ -26,7 +26,7 @@ __all__ = ["FUNCTIONS", "interpolate"]
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "add": lambda *numbers: sum(numbers),
-    "mul": lambda *numbers: math.prod(numbers),
+    "mul": lambda *numbers: _product(numbers),
     "div": lambda dividend, divisor: dividend / divisor,
     "max": lambda *numbers: max(numbers),
     "min": lambda *numbers: min(numbers),
@@ -248,9 +248,17 @@ def _step(node: Any, key: str) -> Any:
             return node[key]
         # YAML keys may be numbers.
         return next((item for name, item in node.items() if str(name) == key), MISSING)
-    if isinstance(node, list) and key.isdigit() and int(key) < len(node):
+    if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
         return node[int(key)]
     return MISSING
+
+
+def _product(numbers: Sequence[Any]) -> Any:
+    # Python takes a text or a list times a number for so many copies of it.
+    wrong = [number for number in numbers if not isinstance(number, int | float)]
+    if wrong and len(numbers) > 1:
+        raise TypeError(f"{wrong[0]!r:.80} is no number")
+    return math.prod(numbers)
 
 
 def _split(text: str) -> list[str]:

@@ -184,7 +184,7 @@ def _lookup(document: ConfigDocument, path: KeyPath) -> Any:
 def _child(node: Any, key: str) -> Any:
     if isinstance(node, Mapping):
         return node.get(_real_key(node, key), MISSING)
-    if isinstance(node, list) and key.isdigit() and int(key) < len(node):
+    if isinstance(node, list) and key.isdecimal() and int(key) < len(node):
         return node[int(key)]
     return MISSING
 
@@ -271,7 +271,7 @@ def _put(section: Any, key: str, value: Any) -> None:
     if isinstance(section, dict):
         section[_real_key(section, key)] = value
         return
-    if not key.isdigit() or int(key) >= len(section):
+    if not key.isdecimal() or int(key) >= len(section):
         raise _RefusedError(
             f"cannot be set: {key!r} is no index into a list of {len(section)} items"
         )

@@ -12,15 +12,27 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from rl_distributed.config.origins import ConfigDocument, KeyPath, dotted
-from rl_distributed.config.schema import SchemaNode, suggest_key, unknown_keys
+from rl_distributed.config.schema import (
+    SchemaNode,
+    number_keys,
+    suggest_key,
+    unknown_keys,
+)
 from rl_distributed.errors import ConfigError
 from rl_distributed.suggestion import did_you_mean
 
-__all__ = ["Problem", "describe_problems", "raise_problems", "show"]
+__all__ = [
+    "Problem",
+    "describe_problems",
+    "raise_problems",
+    "refuse_number_keys",
+    "show",
+]
 
 _EXPECTED = {
     "int_type": "must be an integer",
     "int_parsing": "must be an integer",
+    "int_parsing_size": "must be an integer of fewer digits",
     "int_from_float": "must be an integer",
     "float_type": "must be a number",
     "float_parsing": "must be a number",
@@ -77,6 +89,27 @@ def raise_problems(problems: Sequence[Problem], source: str) -> NoReturn:
         raise ConfigError(str(problems[0]))
     lines = "".join(f"\n  - {problem}" for problem in problems)
     raise ConfigError(f"{len(problems)} problems in {source}:{lines}")
+
+
+def refuse_number_keys(
+    cls: type[BaseModel], data: Mapping[str, Any], source: str | None
+) -> None:
+    """Refuse sections with keys that are no texts, which pydantic cannot name.
+
+    Raises:
+        ConfigError: There are some; it names them.
+    """
+    document = ConfigDocument(data)
+    problems = [
+        Problem(
+            unknown.path,
+            f"is not a known key{_known(unknown.siblings)}",
+            document.origin(unknown.path) or source,
+        )
+        for unknown in number_keys(SchemaNode.of(cls), data)
+    ]
+    if problems:
+        raise_problems(problems, source or cls.__name__)
 
 
 def describe_problems(

@@ -22,6 +22,7 @@ __all__ = [
     "UnknownKey",
     "change_mark",
     "changeable",
+    "number_keys",
     "suggest_key",
     "unknown_keys",
 ]
@@ -90,7 +91,7 @@ class SchemaNode:
                 return SchemaNode((Any,))
             value = _mapping_value(kind)
             # A number may be an index into a list.
-            if value is None and key.isdigit():
+            if value is None and key.isdecimal():
                 value = _item_type(kind)
             if value is not None:
                 return SchemaNode.of(value)
@@ -177,6 +178,27 @@ def unknown_keys(
             child = node.child(str(index))
             if child is not None:
                 yield from unknown_keys(child, value, (*prefix, str(index)))
+
+
+def number_keys(
+    node: SchemaNode, data: Any, prefix: KeyPath = ()
+) -> Iterator[UnknownKey]:
+    """Every key of a section that is no text: YAML reads `1` and `null` as values."""
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            # Most are texts with a plain value, and need no look-up.
+            if isinstance(key, str) and not isinstance(value, Mapping | list | tuple):
+                continue
+            path, child = (*prefix, str(key)), node.child(str(key))
+            if node.models and child is None and not isinstance(key, str):
+                yield UnknownKey(path, tuple(node.fields()))
+            elif child is not None:
+                yield from number_keys(child, value, path)
+    elif isinstance(data, Sequence) and not isinstance(data, str | bytes):
+        for index, value in enumerate(data):
+            child = node.child(str(index))
+            if child is not None:
+                yield from number_keys(child, value, (*prefix, str(index)))
 
 
 def suggest_key(root: SchemaNode, unknown: UnknownKey) -> str | None:

@@ -15,6 +15,8 @@ from rl_distributed.errors import ConfigError
 
 __all__ = ["parse_scalar", "read_yaml"]
 
+# With more digits, Python refuses to read it; it stays a text, which no number takes.
+_MOST_DIGITS = 4_000
 _INT = re.compile(r"[-+]?(?:[0-9]+|[0-9]{1,3}(?:_[0-9]{3})+)")
 _FLOAT = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _SPECIAL_FLOAT = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
@@ -34,7 +36,7 @@ def parse_scalar(text: str) -> Any:
     if text in _BOOLS:
         return _BOOLS[text]
     if _INT.fullmatch(text):
-        return int(text)
+        return int(text) if len(text) <= _MOST_DIGITS else text
     if _FLOAT.fullmatch(text):
         return float(text)
     if _SPECIAL_FLOAT.fullmatch(text):
