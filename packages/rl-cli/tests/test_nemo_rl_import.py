@@ -242,13 +242,63 @@ def test_megatron_takes_its_own_layout_and_schedule(folder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("cluster", "resources", "trainer", "generator"),
+    [
+        ((1, 8), {"gpus_per_node": 6}, (1, 2), (1, 6)),
+        ((1, 2), {"gpus_per_node": None, "num_nodes": None}, (1, 1), (1, 1)),
+        ((4, 8), {"num_nodes": 1, "gpus_per_node": 8}, (3, 8), (1, 8)),
+    ],
+)
+def test_a_generator_apart_gets_its_cluster(
+    folder: Path,
+    cluster: tuple[int, int],
+    resources: dict[str, Any],
+    trainer: tuple[int, int],
+    generator: tuple[int, int],
+) -> None:
+    apart = {"enabled": False, "resources": resources}
+    size = dict(zip(("num_nodes", "gpus_per_node"), cluster, strict=True))
+    imported = changed(
+        folder, "grpo_math", policy={"generation": {"colocated": apart}}, cluster=size
+    )
+    stage = stage_of(imported)
+    names = "num_nodes", "workers_per_node"
+    assert tuple(stage["cluster"][name] for name in names) == trainer
+    assert tuple(stage["generation_cluster"][name] for name in names) == generator
+    assert not [key for key in reasons(imported) if "colocated" in key]
+
+
+def test_a_generator_apart_must_leave_the_trainer_something(folder: Path) -> None:
+    apart = {"enabled": False, "resources": {"gpus_per_node": 8}}
+    with pytest.raises(ConfigError, match=r"some of the 1 x 8 GPUs of cluster: got"):
+        changed(
+            folder,
+            "grpo_math",
+            policy={"generation": {"colocated": apart}},
+            cluster={"num_nodes": 1, "gpus_per_node": 8},
+        )
+
+
+def test_megatron_samples_in_the_workers_that_train(folder: Path) -> None:
+    generation = {"backend": "megatron", "colocated": {"enabled": False}}
+    imported = changed(
+        folder,
+        "grpo_math",
+        policy={"megatron_cfg": {"enabled": True}, "generation": generation},
+    )
+    why = reasons(imported)["policy.generation.colocated.enabled"]
+    assert "in the workers that train" in why
+    assert "generation_cluster" not in stage_of(imported)
+
+
 def test_what_is_not_here_is_named(folder: Path) -> None:
     imported = changed(
         folder,
         "grpo_math",
         policy={
             "precision": "float16",
-            "generation": {"backend": "sglang", "colocated": {"enabled": False}},
+            "generation": {"backend": "sglang"},
             "draft": {"enabled": True, "model_name": "small"},
             "scheduler": [{"name": "a.First"}, {"name": "b.Second"}],
         },
@@ -266,7 +316,6 @@ def test_what_is_not_here_is_named(folder: Path) -> None:
     why, stage = reasons(imported), stage_of(imported)
     assert "bfloat16" in why["policy.precision"]
     assert "vllm" in why["policy.generation.backend"]
-    assert "share the workers" in why["policy.generation.colocated.enabled"]
     assert "draft" in why["policy.draft.*"]
     assert "policy.scheduler" in why["policy.scheduler"]
     assert "samples the prompts" in why["grpo.batch_multiplier"]

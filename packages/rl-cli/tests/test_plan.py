@@ -241,6 +241,16 @@ def test_a_generator_of_its_own_shares_no_device(model: Path, capsys: Capture) -
     assert "weights" not in plan["memory"]["generate"]
     assert "generator weights" not in plan["memory"]["train"]
     assert plan["layout"]["data"] == 4
+    # The section says the same, and alone it names the ranks of both.
+    section = "generation_cluster.workers_per_node=4"
+    (same,) = planned(capsys, *arguments(model, *_SAVING, section, *split[:2]))
+    assert same == plan
+    ranks = (section, "cluster.workers_per_node=2")
+    (plan,) = planned(capsys, *arguments(model, *_SAVING, *ranks))
+    assert plan["layout"]["data"] == 2
+    assert "generator weights" not in plan["memory"]["train"]
+    words = arguments(model, "--gpus", "4x80GB", section)
+    assert "generation_cluster must leave some of the 4" in refused(capsys, *words)
     words = arguments(model, "--gpus", "8x80GB", "--generator-gpus", "8")
     assert "must leave some of the 8 GPUs" in refused(capsys, *words)
 

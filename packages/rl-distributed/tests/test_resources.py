@@ -3,11 +3,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
+from rl_distributed.cluster.config import ClusterSize
 from rl_distributed.cluster.placement import NodeCapacity
 from rl_distributed.cluster.resources import (
     GroupRequest,
     ResourceConfig,
     ResourceManager,
+    check_clusters,
     plan_clusters,
 )
 from rl_distributed.errors import ConfigError, ResourceInsufficientError
@@ -89,6 +91,28 @@ def test_resources_of_a_group_reach_its_cluster():
     wider = GroupRequest(workers_per_node=3, bundle_resources={"probe": 1})
     with pytest.raises(ResourceInsufficientError, match="3 probe on one node"):
         plan_clusters(ResourceConfig(groups={"a": wider}), nodes)
+
+
+def test_clusters_that_fit_alone_may_not_fit_together():
+    train = ClusterSize(workers_per_node=8), ["policy", "critic"]
+    beside = {"train": train, "sample": (ClusterSize(workers_per_node=8), ["sample"])}
+    check_clusters(beside, TWO_GPU_NODES)
+    beside["sample"] = ClusterSize(num_nodes=2, workers_per_node=5), ["sample"]
+    with pytest.raises(ResourceInsufficientError, match=r"'sample', beside the others"):
+        check_clusters(beside, TWO_GPU_NODES)
+    # Without GPUs it fits beside them, and where nodes may come nothing is known.
+    on_cpus = ClusterSize(num_nodes=2, workers_per_node=8, use_gpus=False)
+    check_clusters({**beside, "sample": (on_cpus, ["sample"])}, TWO_GPU_NODES)
+    late = ClusterSize(num_nodes=2, nodes_deadline_s=60)
+    check_clusters({**beside, "sample": (late, ["sample"])}, TWO_GPU_NODES)
+
+
+def test_cpus_of_a_bundle_that_are_named_replace_the_usual_ones():
+    size = ClusterSize(workers_per_node=4, bundle_resources={"CPU": 0.5})
+    check_clusters({"train": (size, ["policy"])}, TWO_CORES)
+    size = ClusterSize(workers_per_node=1, bundle_resources={"CPU": 3})
+    with pytest.raises(ResourceInsufficientError, match="needs 3 CPUs"):
+        check_clusters({"train": (size, ["policy"])}, TWO_CORES)
 
 
 def test_colocated_groups_are_described_in_turn():

@@ -34,13 +34,14 @@ class Planned:
     """Settings with which it fits, if it does not."""
 
 
-def plan_run(run: Run, gpus: Gpus | None, generator_ranks: int) -> list[Planned]:
+def plan_run(run: Run, gpus: Gpus | None, generator_ranks: int | None) -> list[Planned]:
     """Plan every stage of a run.
 
     Args:
         run: The run.
         gpus: GPUs to plan for; None: the ranks of the section `cluster`.
-        generator_ranks: Number of ranks that only sample.
+        generator_ranks: Number of ranks that only sample; None: those of the section
+            `generation_cluster`.
 
     Raises:
         ConfigError: A layout or batch size is not divisible.
@@ -90,8 +91,18 @@ def _shapes(
     return shapes
 
 
-def _place(config: TrainerConfig, gpus: Gpus | None, generator_ranks: int) -> Place:
-    cluster = config.cluster
+def _place(
+    config: TrainerConfig, gpus: Gpus | None, generator_ranks: int | None
+) -> Place:
+    cluster, apart = config.cluster, config.sampling_cluster
+    option = "--generator-gpus"
+    if generator_ranks is None:
+        option = "generation_cluster"
+        generator_ranks = 0 if apart is None else apart.num_bundles
+        if gpus is None:
+            # The sections name the ranks of both.
+            nodes, per_node = cluster.num_nodes, cluster.workers_per_node
+            return Place(gpus, nodes, per_node, generator_ranks)
     if gpus is None:
         nodes, per_node = cluster.num_nodes, cluster.workers_per_node
     else:
@@ -100,19 +111,19 @@ def _place(config: TrainerConfig, gpus: Gpus | None, generator_ranks: int) -> Pl
         return Place(gpus, nodes, per_node)
     if config.policy.generation is None:
         raise ConfigError(
-            f"--generator-gpus must be 0 if nothing samples: got {generator_ranks}"
+            f"{option} must be 0 if nothing samples: got {generator_ranks}"
         )
     left = nodes * per_node - generator_ranks
     if left < 1:
         raise ConfigError(
-            f"--generator-gpus must leave some of the {nodes * per_node} GPUs for "
+            f"{option} must leave some of the {nodes * per_node} GPUs for "
             f"training: got {generator_ranks}"
         )
     if left >= per_node and left % per_node:
         # The nearest numbers on both sides, so that the remedy is a number that works.
         below = generator_ranks - (per_node - left % per_node)
         raise ConfigError(
-            "--generator-gpus must leave whole nodes, or some GPUs of one: got "
+            f"{option} must leave whole nodes, or some GPUs of one: got "
             f"{generator_ranks} of {nodes} x {per_node}; use {max(0, below)} or "
             f"{generator_ranks + left % per_node}"
         )

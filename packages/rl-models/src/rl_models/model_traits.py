@@ -28,6 +28,8 @@ class GeneratorTraits(Declared):
 
     cluster: RayVirtualCluster | None = None
     """As `PolicyTraits.cluster`."""
+    holds_model: bool = True
+    """Whether it holds the model in the memory of its devices."""
     calls_at_once: int = 1
     """Number of concurrent calls of `generate` that keep it busy."""
     updates_in_flight: bool = False

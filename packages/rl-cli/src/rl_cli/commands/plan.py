@@ -27,9 +27,9 @@ from rl_cli.options import Whole
 @click.option(
     "--generator-gpus",
     type=Whole(0, 1 << 16),
-    default=0,
     metavar="N",
-    help="Number of GPUs that only sample; default: all train and sample in turn.",
+    help="Number of GPUs that only sample; default: those of the section "
+    "generation_cluster, or none, and all train and sample in turn.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
@@ -37,7 +37,7 @@ def plan(
     overrides: tuple[str, ...],
     path: Path | None,
     gpus: Gpus | None,
-    generator_gpus: int,
+    generator_gpus: int | None,
     as_json: bool,
 ) -> int:
     """Estimate a run's memory by phase, its batches, and the layouts that fit.

@@ -6,8 +6,15 @@ from typing import Any
 
 from rl_cli.nemo_rl.keys import GENERATION, POLICY, VLLM
 from rl_cli.nemo_rl.their_recipe import TheirRecipe
+from rl_distributed.errors import ConfigError
 
-__all__ = ["copy_keys", "generation_section", "policy_section", "put"]
+__all__ = [
+    "cluster_sections",
+    "copy_keys",
+    "generation_section",
+    "policy_section",
+    "put",
+]
 
 _BACKENDS = ("vllm", "megatron")
 
@@ -247,11 +254,47 @@ def generation_section(recipe: TheirRecipe, policy: dict[str, Any]) -> dict[str,
     if ours["backend"] == "vllm":
         _vllm(recipe, at, ours)
     recipe.leave(f"{at}.vllm_cfg", "the engine decides; vllm.engine_args takes more")
-    if not recipe.take(f"{at}.colocated.enabled", True):
-        why = "trainer and generator share the workers of the cluster"
-        recipe.change(f"{at}.colocated.enabled", why)
-    recipe.leave(f"{at}.colocated", "the generator has the workers of the cluster")
     return ours
+
+
+def cluster_sections(recipe: TheirRecipe, backend: str | None) -> dict[str, Any]:
+    """Return our sections `cluster` and, for a generator apart, `generation_cluster`.
+
+    Their generator gets some GPUs of the only node, or whole nodes of several, and the
+    trainer what is left.
+
+    Args:
+        recipe: The recipe.
+        backend: Our generation backend; None if nothing samples.
+    """
+    nodes = recipe.take("cluster.num_nodes", 1)
+    per_node = recipe.take("cluster.gpus_per_node", 1)
+    cluster = {"num_nodes": nodes, "workers_per_node": per_node}
+    at = "policy.generation.colocated"
+    is_apart = not recipe.peek(f"{at}.enabled", True)
+    if is_apart and backend == "megatron":
+        recipe.change(f"{at}.enabled", "megatron samples in the workers that train")
+    if not is_apart or backend in (None, "megatron"):
+        recipe.take(f"{at}.enabled")
+        recipe.leave(at, "the generator has the workers of the cluster")
+        return {"cluster": cluster}
+    recipe.take(f"{at}.enabled")
+    own_nodes = recipe.take(f"{at}.resources.num_nodes")
+    own_per_node = recipe.take(f"{at}.resources.gpus_per_node")
+    recipe.leave(at, "generation_cluster has the machines of the generator")
+    if nodes == 1:
+        own_nodes, own_per_node = 1, own_per_node or per_node // 2
+        cluster["workers_per_node"] = per_node - own_per_node
+    else:
+        own_nodes, own_per_node = own_nodes or nodes // 2, own_per_node or per_node
+        cluster["num_nodes"] = nodes - own_nodes
+    if min(*cluster.values(), own_per_node) < 1:
+        raise ConfigError(
+            f"{at}.resources must leave the trainer some of the {nodes} x {per_node} "
+            f"GPUs of cluster: got {own_nodes} x {own_per_node}"
+        )
+    apart = {"num_nodes": own_nodes, "workers_per_node": own_per_node}
+    return {"cluster": cluster, "generation_cluster": apart}
 
 
 def _vllm(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:

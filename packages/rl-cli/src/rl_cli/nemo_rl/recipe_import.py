@@ -11,7 +11,12 @@ from rl_algorithms.compat.nemo_rl.loggers import logger_settings
 from rl_algorithms.registry import get_config_class
 from rl_cli.nemo_rl import keys
 from rl_cli.nemo_rl.data_section import data_section, env_section
-from rl_cli.nemo_rl.policy_section import copy_keys, generation_section, policy_section
+from rl_cli.nemo_rl.policy_section import (
+    cluster_sections,
+    copy_keys,
+    generation_section,
+    policy_section,
+)
 from rl_cli.nemo_rl.their_recipe import LeftOut, TheirRecipe
 from rl_distributed.errors import ConfigError
 
@@ -62,10 +67,8 @@ def import_recipe(path: Path) -> ImportedRecipe:
     recipe.leave("env", f"{algorithm} asks no environment")
     seed = recipe.take(f"{algorithm}.seed", 42)
     stage |= _OWN_SECTIONS[algorithm](recipe)
-    stage["cluster"] = {
-        "num_nodes": recipe.take("cluster.num_nodes", 1),
-        "workers_per_node": recipe.take("cluster.gpus_per_node", 1),
-    }
+    backend = stage["policy"].get("generation", {}).get("backend")
+    stage |= cluster_sections(recipe, backend)
     stage["checkpointing"] = _checkpointing(recipe)
     stage["logger"] = _logger(recipe)
     for key, why in keys.LEFT_OUT.items():

@@ -11,14 +11,20 @@ from rl_distributed.config import Config
 from rl_distributed.errors import ConfigError
 from rl_distributed.security.tls_files import TlsFiles
 
-__all__ = ["STRATEGIES", "ClusterConfig", "PlacementStrategy", "check_min_nodes"]
+__all__ = [
+    "STRATEGIES",
+    "ClusterConfig",
+    "ClusterSize",
+    "PlacementStrategy",
+    "check_min_nodes",
+]
 
 PlacementStrategy = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 STRATEGIES: tuple[str, ...] = get_args(PlacementStrategy)
 """How Ray can lay out one placement group over nodes."""
 
 
-class ClusterConfig(Config):
+class ClusterSize(Config):
     """Size of one virtual cluster."""
 
     num_nodes: int = Field(1, gt=0)
@@ -43,6 +49,21 @@ class ClusterConfig(Config):
     start their own Ray workers and for tied groups that span nodes."""
     bundle_resources: dict[str, float] = Field(default_factory=dict)
     """Further Ray resources of each bundle, by name."""
+
+    @model_validator(mode="after")
+    def _check_nodes(self) -> Self:
+        check_min_nodes(self.min_nodes, [1] * self.num_nodes, self.unified)
+        return self
+
+    @property
+    def num_bundles(self) -> int:
+        """Number of bundles on all nodes."""
+        return self.num_nodes * self.workers_per_node
+
+
+class ClusterConfig(ClusterSize):
+    """Size of one virtual cluster, and the Ray cluster that it is a part of."""
+
     tls: bool | TlsFiles = False
     """Encrypt what Ray's processes send to each other: true for certificates made for
     a new local cluster, or the three files of a running one."""
@@ -50,11 +71,6 @@ class ClusterConfig(Config):
     """Variables of the environment that all processes of a new local cluster get,
     beside those that every process needs: names, or patterns such as `MY_*`, which pass
     no secrets."""
-
-    @model_validator(mode="after")
-    def _check_nodes(self) -> Self:
-        check_min_nodes(self.min_nodes, [1] * self.num_nodes, self.unified)
-        return self
 
 
 def check_min_nodes(

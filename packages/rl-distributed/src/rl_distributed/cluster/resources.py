@@ -1,7 +1,8 @@
 """Assignment of worker groups to clusters: colocated on one, or apart.
 
 `plan_clusters` is a pure function from requests and nodes to clusters; the
-`ResourceManager` asks Ray for the nodes and makes the clusters.
+`ResourceManager` asks Ray for the nodes and makes the clusters. `check_clusters` checks
+clusters that somebody else has planned.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from rl_distributed.cluster.config import PlacementStrategy
+from rl_distributed.cluster.config import ClusterSize, PlacementStrategy
 from rl_distributed.cluster.placement import (
     Bundle,
     NodeCapacity,
@@ -35,6 +36,7 @@ __all__ = [
     "GroupRequest",
     "ResourceConfig",
     "ResourceManager",
+    "check_clusters",
     "plan_clusters",
 ]
 
@@ -100,11 +102,11 @@ class ClusterPlan:
     @property
     def bundle(self) -> Bundle:
         """Resources of one bundle on its node."""
-        if self.use_gpus:
-            # One per group, so that colocated groups do not wait for each other's CPU.
-            cpus = float(self.max_colocated_worker_groups)
-            return Bundle(cpus, 1.0, self.resources)
-        return Bundle(1.0, 0.0, self.resources)
+        resources = dict(self.resources)
+        # With GPUs one per group, so that colocated groups do not wait for each
+        # other's CPU.
+        usual = float(self.max_colocated_worker_groups) if self.use_gpus else 1.0
+        return Bundle(resources.pop("CPU", usual), float(self.use_gpus), resources)
 
     def describe(self) -> str:
         """Describe in one line the resources of the cluster and its groups."""
@@ -247,14 +249,21 @@ def _fitted(
     nodes: Sequence[NodeCapacity],
 ) -> list[ClusterPlan]:
     plans = [_plan(config, names, nodes) for names in sets]
+    _check_fit([(plan, config.placement_group_strategy) for plan in plans], nodes)
+    return plans
+
+
+def _check_fit(
+    plans: Sequence[tuple[ClusterPlan, PlacementStrategy]],
+    nodes: Sequence[NodeCapacity],
+) -> None:
     # Each cluster is planned on what the earlier ones leave: all exist at
     # the same time.
     left = list(nodes)
     # GPU clusters first: what has no GPU fits beside them, not the other way round.
-    for plan in sorted(plans, key=lambda plan: not plan.use_gpus):
-        beside = ", beside the others," if left != nodes else ""
+    for plan, strategy in sorted(plans, key=lambda each: not each[0].use_gpus):
+        beside = ", beside the others," if left != list(nodes) else ""
         what = f"cluster {plan.name!r}{beside}"
-        strategy = config.placement_group_strategy
         if plan.unified:
             total = sum(plan.bundle_ct_per_node_list)
             check_unified_placement(total, plan.bundle, left, strategy, what=what)
@@ -262,7 +271,44 @@ def _fitted(
         chosen = assign_blocks(blocks, plan.bundle, left, what=what)
         for count, node in zip(blocks, chosen, strict=True):
             left[node] = left[node].without(plan.bundle, count)
-    return plans
+
+
+def check_clusters(
+    clusters: Mapping[str, tuple[ClusterSize, Sequence[str]]],
+    nodes: Sequence[NodeCapacity],
+) -> None:
+    """Check that clusters fit on the nodes at the same time.
+
+    One by one they may fit, and the last would wait until its deadline for what the
+    others hold. Clusters that may wait for nodes (`min_nodes`, `nodes_deadline_s`) are
+    left out.
+
+    Args:
+        clusters: size of each and the worker groups that share its bundles, by name.
+        nodes: the nodes there are, empty.
+
+    Raises:
+        ResourceInsufficientError: they do not fit together.
+    """
+    plans = []
+    for name, (size, groups) in clusters.items():
+        if size.min_nodes is not None or size.nodes_deadline_s > 0:
+            continue
+        request = GroupRequest(
+            num_nodes=size.num_nodes,
+            workers_per_node=size.workers_per_node,
+            use_gpus=size.use_gpus,
+        )
+        plan = ClusterPlan(
+            name,
+            (size.workers_per_node,) * size.num_nodes,
+            _gpus_of(request, nodes),
+            tuple(groups),
+            size.unified,
+            size.bundle_resources,
+        )
+        plans.append((plan, size.placement_group_strategy))
+    _check_fit(plans, nodes)
 
 
 class ResourceManager:

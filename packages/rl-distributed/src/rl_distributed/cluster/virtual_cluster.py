@@ -21,6 +21,7 @@ from ray.util.placement_group import remove_placement_group
 from rl_distributed.cluster.config import (
     STRATEGIES,
     ClusterConfig,
+    ClusterSize,
     PlacementStrategy,
     check_min_nodes,
 )
@@ -125,12 +126,18 @@ class RayVirtualCluster:
     @classmethod
     def from_config(
         cls,
-        config: ClusterConfig,
+        config: ClusterSize,
         *,
         name: str = "",
         max_colocated_worker_groups: int | None = None,
     ) -> RayVirtualCluster:
-        """Build the cluster that a `ClusterConfig` describes."""
+        """Build the cluster that a section of a configuration describes.
+
+        Args:
+            config: its size; a `ClusterConfig` also says how to start Ray.
+            name: as for the constructor.
+            max_colocated_worker_groups: as for the constructor.
+        """
         cluster = cls(
             [config.workers_per_node] * config.num_nodes,
             use_gpus=config.use_gpus,
@@ -141,9 +148,9 @@ class RayVirtualCluster:
             deadline_s=config.placement_deadline_s,
             unified=config.unified,
             bundle_resources=config.bundle_resources,
-            tls=config.tls,
         )
-        cluster._pass_env = tuple(config.pass_env)
+        if isinstance(config, ClusterConfig):
+            cluster._tls, cluster._pass_env = config.tls, tuple(config.pass_env)
         cluster._min_nodes = config.min_nodes
         cluster._nodes_deadline_s = config.nodes_deadline_s
         return cluster

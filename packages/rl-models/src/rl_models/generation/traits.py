@@ -28,6 +28,10 @@ class GenerationTraits:
     """Training backend in whose workers it samples, with their weights; None: it has
     workers of its own, which weights are sent to."""
 
+    holds_model: ClassVar[bool] = True
+    """Whether its workers hold the model, in the memory of their devices; False: it is
+    elsewhere, such as in servers."""
+
     prompts: ClassVar[str] = "text"
     """Form of prompts for a backend of four methods: "text" or "token_ids"."""
 

@@ -14,6 +14,7 @@ from rl_models.generation.config import GenerationConfig
 from rl_models.generation.noise import derive_seeds
 from rl_models.generation.row_checks import check_versions, columns_to_sample
 from rl_models.generation.sampling import check_sampling_params
+from rl_models.generation.traits import get_generation_traits
 from rl_models.interfaces import AnyPath, GenerationInterface
 from rl_models.lora_config import LoRAConfig
 from rl_models.policy.generation_replicas import GenerationReplicas, Sampled
@@ -185,6 +186,11 @@ class GenerationPolicy(GenerationInterface):
         there are replicas.
         """
         return max(1, len(self.replicas.live)) * self._fleet.hosting.calls_at_once
+
+    @property
+    def holds_model(self) -> bool:
+        """Whether the replicas hold the model in the memory of their devices."""
+        return get_generation_traits(self.config.backend).holds_model
 
     @property
     def updates_in_flight(self) -> bool:

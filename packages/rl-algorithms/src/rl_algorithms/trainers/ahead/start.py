@@ -21,10 +21,18 @@ from rl_algorithms.trainers.setup.preflight import check_updates_in_flight
 from rl_algorithms.trainers.step_tools import StepTools
 from rl_algorithms.trainers.steps.memory_turns import share_devices
 from rl_distributed.errors import ConfigError
+from rl_models.generation.traits import get_generation_traits
 from rl_models.model_traits import GeneratorTraits
 from rl_models.tokens.tokenizer import pad_token_id
 
 __all__ = ["check_ahead", "check_started", "start_ahead"]
+
+_TURNS = (
+    "asynchronous samples while the policy is trained, and here both take turns on the "
+    "memory of the same GPUs: give the generator a cluster of its own (section "
+    "generation_cluster; for one that is handed in, GenerationPolicy(other_cluster, "
+    "...)), or set asynchronous to null"
+)
 
 
 class SamplingTrainer(Protocol):
@@ -66,6 +74,8 @@ def check_ahead(config: AheadConfig, given: Components, needs: Needs) -> None:
             "that train sample as well: set policy.generation.backend to one with "
             "workers of its own (huggingface, vllm), or asynchronous to null"
         )
+    if _takes_turns(config, given):
+        raise ConfigError(_TURNS)
     if not asynchronous.updates_in_flight:
         return
     if given.generation is None:
@@ -77,6 +87,21 @@ def check_ahead(config: AheadConfig, given: Components, needs: Needs) -> None:
             "make it with GenerationPolicy(..., updates_in_flight=True), or set "
             "weight_updates to between_answers"
         )
+
+
+def _takes_turns(config: AheadConfig, given: Components) -> bool:
+    """Return whether the configuration has both models on the same GPUs."""
+    apart = config.sampling_cluster is not None
+    if apart or given.policy is not None or given.generation is not None:
+        return False
+    generation = config.policy.generation
+    # What `auto` stands for holds the model.
+    holds = (
+        generation is None
+        or generation.backend == "auto"
+        or get_generation_traits(generation.backend).holds_model
+    )
+    return holds and bool(config.cluster.use_gpus)
 
 
 def check_started(components: Components) -> None:
@@ -93,12 +118,7 @@ def check_started(components: Components) -> None:
         )
     cluster = generation.cluster
     if cluster is not None and cluster.use_gpus and share_devices(policy, generation):
-        raise ConfigError(
-            "asynchronous samples while the policy is trained, and here both take "
-            "turns on the memory of the same GPUs: give a generator with a cluster of "
-            "its own (generation=GenerationPolicy(other_cluster, ...)), or set "
-            "asynchronous to null"
-        )
+        raise ConfigError(_TURNS)
 
 
 def start_ahead(

@@ -11,7 +11,7 @@ from rl_algorithms.data.config import DataConfig, DataKind
 from rl_algorithms.trainers.settings.batch_plan import BatchPlan
 from rl_algorithms.trainers.settings.unused_keys import Idle, refuse_unread
 from rl_distributed.checkpoint import CheckpointingConfig
-from rl_distributed.cluster.config import ClusterConfig
+from rl_distributed.cluster.config import ClusterConfig, ClusterSize
 from rl_distributed.config import Config, changeable
 from rl_distributed.errors import ConfigError
 from rl_distributed.metrics import LoggerConfig
@@ -230,9 +230,14 @@ class TrainerConfig(Config):
         return False
 
     @property
+    def sampling_cluster(self) -> ClusterSize | None:
+        """The generator's own machines; None: it is on those of `cluster`."""
+        return None
+
+    @property
     def num_workers(self) -> int:
         """Number of training workers of each policy."""
-        return self.cluster.num_nodes * self.cluster.workers_per_node
+        return self.cluster.num_bundles
 
     @property
     def data_parallel_size(self) -> int:

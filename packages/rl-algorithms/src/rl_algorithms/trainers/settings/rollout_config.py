@@ -14,9 +14,11 @@ from rl_algorithms.trainers.settings.batch_plan import BatchPlan
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.settings.run_settings import RunSettings
 from rl_algorithms.trainers.settings.unused_keys import OF_CONVERSATIONS, OF_PAIRS, Idle
+from rl_distributed.cluster.config import ClusterSize
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 from rl_models.row_length import default_row_length
+from rl_models.training.worker_sampler import shares_weights
 
 __all__ = [
     "RolloutTrainerConfig",
@@ -81,6 +83,10 @@ class RolloutTrainerConfig(TrainerConfig):
 
     data_kind: ClassVar[DataKind | None] = "prompts"
 
+    generation_cluster: ClusterSize | None = None
+    """Machines for the generator alone, beside those of `cluster`; needed to sample
+    ahead of training on GPUs. null: it shares the workers' places in `cluster`, and
+    takes turns with training there."""
     rollout: TrainingRolloutSettings = Field(default_factory=TrainingRolloutSettings)
     """Handling of conversations that do not go as planned, and of answers to keep."""
 
@@ -107,6 +113,11 @@ class RolloutTrainerConfig(TrainerConfig):
             kept = ("rollout.kept_max_bytes",)
             found.append(Idle("rollout.kept_per_step=0", kept))
         return tuple(found)
+
+    @property
+    def sampling_cluster(self) -> ClusterSize | None:
+        """See `TrainerConfig`."""
+        return self.generation_cluster
 
     @property
     def sampling(self) -> SamplingSettings:
@@ -154,6 +165,14 @@ class RolloutTrainerConfig(TrainerConfig):
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
         check_generation(self.policy)
+        if self.generation_cluster is not None and shares_weights(self.policy):
+            assert self.policy.generation is not None
+            raise ValueError(
+                "generation_cluster is for a generator with workers of its own: got "
+                f"policy.generation.backend={self.policy.generation.backend}, which "
+                "samples in the workers that train; use another one (huggingface, "
+                "vllm), or set generation_cluster to null"
+            )
         return self
 
 

@@ -95,11 +95,17 @@ def check_components(
         _check_generation_backend(config)
     if needs.environment and config.env is not None:
         rl_envs.env_registry.get(config.env.name)
-    _check_room(given, needs.of_workers(config, given))
+    _check_room(config, given, needs.of_workers(config, given).on_cluster(config))
 
 
-def _check_room(given: Components, needs: Needs) -> None:
-    """Reject a given cluster without room for the worker groups to start."""
+def _check_room(config: TrainerConfig, given: Components, needs: Needs) -> None:
+    """Reject clusters without room, or without a use."""
+    if config.sampling_cluster is not None and given.generation is not None:
+        raise ConfigError(
+            "generation_cluster is for a generator that the run starts, and one was "
+            "given: make that one with the cluster that it is to have, and leave "
+            "generation_cluster out"
+        )
     cluster = given.cluster
     free = getattr(cluster, "num_free_groups", None)
     groups = needs.groups_to_start(given)

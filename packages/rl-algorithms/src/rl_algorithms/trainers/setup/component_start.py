@@ -25,6 +25,7 @@ from rl_envs.interfaces import EnvironmentInterface
 from rl_models.interfaces import GenerationInterface, PolicyInterface
 
 if TYPE_CHECKING:
+    from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
     from rl_models.weights.protocols import WeightSource
 
 __all__ = ["start_components"]
@@ -61,15 +62,17 @@ def start_components(
     all_needs, needs = needs, needs.of_workers(config, given)
     given, environment = _one_process(config, given, needs, environment, starter)
     jobs: dict[str, Callable[[], Any]] = {}
-    cluster = given.cluster
     further = ("generation", "critic", "teacher")
     groups = ("policy", *(name for name in further if getattr(needs, name)))
     kept: dict[str, Any] = {}
     if pool is not None:
-        kept = pool.kept_for(config.cluster, groups)
-        cluster = cluster or kept.get("cluster")
+        kept = pool.kept_for(config.cluster, groups, config.sampling_cluster)
+    cluster = given.cluster or kept.get("cluster")
     if cluster is None and _starts_anything(given, needs, environment):
-        cluster = starter.cluster(len(groups), signals)
+        on_cluster = needs.on_cluster(config)
+        num_groups = len(groups) - (on_cluster != needs)
+        to_start = on_cluster.groups_to_start(given)
+        cluster = starter.cluster(num_groups, to_start, signals)
     starts: dict[str, Callable[[], Any]] = {
         "policy": lambda: starter.policy(
             present(cluster, "cluster"),
@@ -88,9 +91,11 @@ def start_components(
         jobs["teacher"] = lambda: starter.further_policy(
             "teacher", present(cluster, "cluster"), None, kept.get("teacher")
         )
+    sampling_cluster: RayVirtualCluster | None = kept.get("generation_cluster")
     if needs.generation and given.generation is None:
+        sampling_cluster = sampling_cluster or starter.sampling_cluster() or cluster
         jobs["generation"] = lambda: starter.generation(
-            present(cluster, "cluster"), kept.get("generation")
+            present(sampling_cluster, "cluster"), kept.get("generation")
         )
     if needs.environment:
         left = _left_environment(config, environment, pool)
@@ -99,14 +104,14 @@ def start_components(
         else:
             jobs["environment"] = lambda: starter.environment(environment)
     # After a signal the kept components are half reloaded: none may be used again.
+    own = [each for each in (cluster, sampling_cluster) if each is not given.cluster]
     abandon: list[Callable[[], object]] = [kept.clear]
-    if cluster is not None and cluster is not given.cluster:
-        abandon.append(cluster.shutdown)
+    abandon += [each.shutdown for each in own if each is not None]
     started = run_all(jobs, signals, abandon)
     parts = replace(given, cluster=cluster, **started)
     # An environment object belongs to its creator, and is not kept for later trainers.
     kept |= {n: part for n, part in started.items() if part is not environment}
-    kept["cluster"] = cluster
+    kept |= {"cluster": cluster, "generation_cluster": sampling_cluster}
     if all_needs.shares(config, given):
         # The policy has the methods of a generator, and needs no weights sent to it.
         sampler = cast("GenerationInterface", parts.required.policy)

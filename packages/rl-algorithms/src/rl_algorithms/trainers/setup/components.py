@@ -7,6 +7,7 @@
 | critic      | `critic`                    | further training workers           |
 | teacher     | `teacher`                   | further workers that train nothing |
 | generation  | `policy.generation`         | generation workers, same bundles   |
+|             |                             | unless `generation_cluster` is set |
 | environment | `env`, a function, an object | workers, or the driver if given    |
 | sync        | policy and generation       | the driver                         |
 
@@ -64,6 +65,11 @@ class Needs:
         """Return whether a given policy has to sample as well."""
         is_asked = self.generation and given.generation is None
         return is_asked and given.policy is not None and samples_itself(given.policy)
+
+    def on_cluster(self, config: TrainerConfig) -> Needs:
+        """Return the needs without a generator that has a cluster of its own."""
+        is_apart = config.sampling_cluster is not None
+        return replace(self, generation=False) if is_apart else self
 
     def groups_to_start(self, given: Components) -> list[str]:
         """Return the components with workers that are needed and not given."""

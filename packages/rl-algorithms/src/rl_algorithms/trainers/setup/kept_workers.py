@@ -34,7 +34,7 @@ class KeptWorkers:
         """Exit stack that closes the kept components."""
         self.parts: dict[str, Any] = {}
         """Kept components, by the names in `Components`; always the same dictionary."""
-        self._key: tuple[Config, tuple[str, ...]] | None = None
+        self._key: tuple[Config, Config | None, tuple[str, ...]] | None = None
         self._env: EnvConfig | None = None
 
     def __enter__(self) -> KeptWorkers:
@@ -48,16 +48,22 @@ class KeptWorkers:
     ) -> None:
         self.close()
 
-    def kept_for(self, cluster: Config, groups: tuple[str, ...]) -> dict[str, Any]:
+    def kept_for(
+        self,
+        cluster: Config,
+        groups: tuple[str, ...],
+        sampling_cluster: Config | None = None,
+    ) -> dict[str, Any]:
         """Return the components kept for such a cluster; close those for another.
 
         The caller adds components for the next trainer to the returned dictionary.
 
         Args:
             cluster: Section `cluster` of the configuration.
-            groups: Names of the worker groups that share the cluster.
+            groups: Names of the worker groups.
+            sampling_cluster: Section of the generator's own cluster, if it has one.
         """
-        key = (cluster, groups)
+        key = (cluster, sampling_cluster, groups)
         if self._key is not None and self._key != key:
             self.release()
         self._key = key

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
@@ -16,7 +16,9 @@ from rl_algorithms.trainers.run.signals import SignalGuard
 from rl_algorithms.trainers.settings.config import EnvConfig, TrainerConfig
 from rl_algorithms.trainers.setup.early_ray import adopt_early_ray
 from rl_distributed.checkpoint.memory import FolderInMemory
-from rl_distributed.cluster.start import init_ray, shutdown_ray
+from rl_distributed.cluster.config import ClusterSize
+from rl_distributed.cluster.resources import check_clusters
+from rl_distributed.cluster.start import init_ray, live_nodes, shutdown_ray
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
 from rl_distributed.logs.logging import get_logger
 from rl_envs.interfaces import EnvironmentInterface
@@ -60,8 +62,20 @@ class Starter:
 
         self._closing.callback(close_quietly)
 
-    def cluster(self, num_groups: int, signals: SignalGuard) -> RayVirtualCluster:
-        """Start Ray if it is not running, and reserve a cluster."""
+    def cluster(
+        self, num_groups: int, to_start: Sequence[str], signals: SignalGuard
+    ) -> RayVirtualCluster:
+        """Start Ray if it is not running, and reserve a cluster.
+
+        Args:
+            num_groups: Number of worker groups that may share it.
+            to_start: Names of those that are started on it.
+            signals: Signal guard.
+
+        Raises:
+            ResourceInsufficientError: There is no room for it beside the generator's
+                own.
+        """
         started = adopt_early_ray()
         if not ray.is_initialized():
             signals.raise_pending()
@@ -71,10 +85,28 @@ class Starter:
         if started:
             self.close_later("local Ray cluster", shutdown_ray)
         signals.raise_pending()
+        apart = self._config.sampling_cluster
+        if apart is not None and to_start:
+            both: dict[str, tuple[ClusterSize, Sequence[str]]] = {
+                "cluster": (self._config.cluster, to_start),
+                "generation_cluster": (apart, ["generation"]),
+            }
+            check_clusters(both, live_nodes())
         cluster = RayVirtualCluster.from_config(
             self._config.cluster, max_colocated_worker_groups=num_groups
         )
         self.close_later("cluster", cluster.shutdown)
+        return cluster
+
+    def sampling_cluster(self) -> RayVirtualCluster | None:
+        """Return the generator's own cluster, if the configuration has one."""
+        size = self._config.sampling_cluster
+        if size is None:
+            return None
+        cluster = RayVirtualCluster.from_config(
+            size, name="generation_cluster", max_colocated_worker_groups=1
+        )
+        self.close_later("generation_cluster", cluster.shutdown)
         return cluster
 
     @property

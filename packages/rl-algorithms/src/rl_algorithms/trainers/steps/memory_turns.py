@@ -104,13 +104,13 @@ def share_devices(policy: object, generation: object) -> bool:
     """Return whether two models use memory of the same devices.
 
     A model without workers of its own, such as one in this process, has no cluster. Its
-    own methods then decide whether there is anything to free.
+    own methods then decide whether there is anything to free. A generator whose model
+    is in servers elsewhere shares nothing.
     """
-    places = [
-        PolicyTraits.of(policy).cluster,
-        GeneratorTraits.of(generation).cluster,
-    ]
-    return None in places or places[0] is places[1]
+    sampling = GeneratorTraits.of(generation)
+    places = [PolicyTraits.of(policy).cluster, sampling.cluster]
+    shared = None in places or places[0] is places[1]
+    return shared and sampling.holds_model
 
 
 def _calls(models: Iterable[object], method: str) -> list[Callable[[], None]]:

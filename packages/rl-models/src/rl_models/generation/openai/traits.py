@@ -16,6 +16,8 @@ __all__ = ["Traits"]
 class Traits(GenerationTraits):
     """One process asks all servers, which are not of this cluster."""
 
+    holds_model = False
+
     @staticmethod
     def check_config(config: GenerationConfig, *, on_gpu: bool) -> None:
         """Refuse what the servers decide, and what is missing to ask them.
