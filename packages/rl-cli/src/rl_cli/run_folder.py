@@ -259,7 +259,7 @@ class RunFolder:
 
         Results have whole paths, which a run that was moved or copied has left.
         """
-        kept = Path(result["checkpoint"])
+        kept = Path(result.get("checkpoint", ""))
         here = self.stage(name) / "checkpoints" / kept.name
         if kept.exists() or not here.is_dir():
             return result
