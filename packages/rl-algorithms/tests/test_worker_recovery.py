@@ -8,6 +8,7 @@ import signal
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from matrix_cells import cells
 from safetensors.torch import load_file
 
 import rl_algorithms as rl
+from rl_algorithms.trainers.run.state import TrainerState
+from rl_algorithms.trainers.worker_recovery import Recovery
 from rl_distributed.errors import ConfigError, WorkerDiedError
 from rl_models.build.model import ModelBuildConfig, build_model
 
@@ -172,6 +175,38 @@ def test_a_run_that_keeps_nothing_ends(tiny_model, tmp_path, pool):
     with pytest.raises(WorkerDiedError) as caught:
         run(tiny_model, tmp_path / "run", pool, killer, **settings)
     assert "checkpointing.enabled=false" in " ".join(caught.value.__notes__)
+
+
+@pytest.mark.parametrize("period", [None, 1], ids=["the start", "a snapshot"])
+def test_a_point_is_the_same_each_time_a_run_goes_back_to_it(period):
+    state = TrainerState(step=1, metrics={"train:loss": 1.0})
+    nothing = SimpleNamespace(policy=None, critic=None, teacher=None, sync=None)
+    trainer = SimpleNamespace(
+        config=SimpleNamespace(
+            fault_tolerance=SimpleNamespace(max_restarts=3, snapshot_period=period)
+        ),
+        state=state,
+        components=nothing,
+        needs=None,
+        _write_own=lambda folder: None,
+    )
+    outputs = SimpleNamespace(checkpoints=SimpleNamespace(saved_at=-1))
+    recovery = Recovery(trainer, outputs, None)
+    info = {"state": state.to_dict(), "callbacks": {"Counter/1": {"steps": [0]}}}
+    recovery.begin(info)
+    if period:
+        recovery.take_snapshot(info)
+    for _ in range(2):
+        with recovery.grow() as point:
+            assert point.info["state"]["metrics"] == {"train:loss": 1.0}
+            assert point.info["state"]["updates"] == []
+            assert point.info["callbacks"] == {"Counter/1": {"steps": [0]}}
+            state.restore(point.info["state"])
+            held = point.info["callbacks"]["Counter/1"]
+        # As the steps that follow do.
+        state.metrics["train:loss"] = 0.5
+        state.updates.append({"number": 1, "step": 2})
+        held["steps"].append(2)
 
 
 class Counter(rl.Callback):

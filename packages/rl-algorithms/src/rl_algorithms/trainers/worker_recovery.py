@@ -17,7 +17,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -202,7 +202,9 @@ class Recovery(Generic[ConfigT]):
         snapshot = self._snapshots.newest
         if snapshot and snapshot.step > self._outputs.checkpoints.saved_at:
             with snapshot.own.opened() as folder:
-                yield StartingPoint(folder, snapshot.info, last, snapshot)
+                yield StartingPoint(
+                    folder, copy.deepcopy(snapshot.info), last, snapshot
+                )
             return
         # A checkpoint that this run only resumed from equals the beginning, which is
         # already in memory.
@@ -211,7 +213,9 @@ class Recovery(Generic[ConfigT]):
             yield StartingPoint(path, self._outputs.checkpoints.load(path), last)
             return
         assert self._beginning is not None  # `begin` precedes every step
-        yield self._beginning
+        # A copy, as of a snapshot: the run takes lists and dictionaries of it over and
+        # changes them, and may have to go back to it once more.
+        yield replace(self._beginning, info=copy.deepcopy(self._beginning.info))
 
     def _reload(self, point: StartingPoint) -> None:
         trainer = self._trainer
