@@ -443,6 +443,20 @@ class TestFailures:
                 run.step()
             release.set()
 
+    def test_a_failure_during_a_step_is_told_by_the_checkpoint(
+        self, tokenizer, tmp_path
+    ):
+        def fail():
+            raise ScheduleError("the cause")
+
+        with Run(tokenizer, tmp_path, good, max_staleness=1) as run:
+            run.sampler.next_step()
+            run.sampler._controller.do(fail)
+            with pytest.raises(ScheduleError, match="the cause"):
+                run.sampler.state()
+            with pytest.raises(ScheduleError, match="the cause"):
+                run.sampler.lose_trainer("killed")
+
     def test_an_environment_that_fails_ends_the_run(self, tokenizer, tmp_path):
         def judge(log, info):
             raise ZeroDivisionError("reward of nothing")

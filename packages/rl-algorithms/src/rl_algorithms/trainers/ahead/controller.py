@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,6 +56,10 @@ class Controller:
         # One queue for all, because the schedule is not thread-safe: one thread works
         # on it and needs no lock.
         self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._asked: set[Future[Any]] = set()
+        """Questions without an answer."""
+        self._has_ended = False
+        self._asking = threading.Lock()
         self._log: EventLog | None = None
         self._log_path = log
         self._thread = threading.Thread(
@@ -119,14 +123,25 @@ class Controller:
             DeadlineExceededError: The controller has ended, or is too slow.
         """
         answer: Future[T] = Future()
+        with self._asking:
+            if self._has_ended:
+                answer.cancel()
+            self._asked.add(answer)
         self.do(lambda: answer.set_result(question(self._schedule)))
         try:
-            return answer.result(timeout_s if self._thread.is_alive() else 0.0)
+            return answer.result(timeout_s)
+        except CancelledError:
+            raise DeadlineExceededError(
+                "the controller of the asynchronous run has ended"
+            ) from None
         except TimeoutError:
             raise DeadlineExceededError(
                 "the controller of the asynchronous run did not answer within "
                 f"{timeout_s:g} s"
             ) from None
+        finally:
+            with self._asking:
+                self._asked.discard(answer)
 
     def close(self, deadline_s: float) -> None:
         """Stop processing events."""
@@ -163,7 +178,17 @@ class Controller:
             # Whatever it is: the trainer waits for this thread, and would wait on.
             self._on_failure(error)
         finally:
-            self._write()
+            try:
+                self._write()
+            finally:
+                self._refuse_questions()
+
+    def _refuse_questions(self) -> None:
+        """Answer no more, so that nobody waits for the thread that has ended."""
+        with self._asking:
+            self._has_ended = True
+            for answer in self._asked:
+                answer.cancel()
 
     def _left_s(self) -> float | None:
         end_s = self._schedule.next_deadline_s()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rl_algorithms.asynchronous import actions as act, events as ev
 from rl_algorithms.asynchronous.checkpoint_state import saved_rows
@@ -31,6 +31,7 @@ from rl_algorithms.trainers.ahead.weights import (
     WithdrawnWeightsError,
 )
 from rl_algorithms.trainers.settings.asynchronous_config import AsynchronousConfig
+from rl_distributed.errors import DeadlineExceededError
 from rl_distributed.logs.logging import get_logger
 from rl_distributed.metrics.values import Max, Mean, MetricValue, Sum
 from rl_distributed.process.thread_switches import frequent_thread_switches
@@ -40,6 +41,7 @@ from rl_models.weights.sync import WeightSynchronizer
 
 __all__ = ["AheadSampler"]
 
+T = TypeVar("T")
 _logger = get_logger(__name__)
 
 # Interval at which a waiting trainer looks for signals and requests of a person.
@@ -240,7 +242,7 @@ class AheadSampler:
         )
 
         # After this answer nothing comes any more that was meant for the lost trainer.
-        goes_on = self._controller.ask(lambda schedule: schedule.end is None)
+        goes_on = self._ask(lambda schedule: schedule.end is None)
         with self._changed:
             self._ready, self._loaded = None, _NONE
             # Weights that could not be had are a consequence of the loss, and their
@@ -291,7 +293,7 @@ class AheadSampler:
             state = schedule.state_dict()
             return SavedAhead(state, self._answers.finished(saved_rows(state)))
 
-        return self._controller.ask(look)
+        return self._ask(look)
 
     def waits(self, timeout_s: float) -> str:
         """Return what the next step waits for; may be called from any thread.
@@ -309,6 +311,17 @@ class AheadSampler:
         self._controller.close(_CLOSE_S)
         self._answers.close(_CLOSE_S)
         self._switches.close()
+
+    def _ask(self, question: Callable[[Schedule], T]) -> T:
+        """Ask the schedule; raise what has ended its thread, if anything has."""
+        try:
+            return self._controller.ask(question)
+        except DeadlineExceededError:
+            with self._changed:
+                failure = self._failure
+            if failure is not None:
+                raise failure from None
+            raise
 
     def _wait(self, holds: Callable[[], bool]) -> None:
         """Wait in the trainer's thread; the schedule's deadlines bound the wait."""
