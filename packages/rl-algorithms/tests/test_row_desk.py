@@ -13,6 +13,7 @@ import torch
 from rl_algorithms.data.collate import rl_collate_fn
 from rl_algorithms.data.loader import BatchedDataLoader
 from rl_algorithms.data.prompts import process_prompts
+from rl_algorithms.errors import RolloutError
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.rollout.result import Outcome
@@ -180,6 +181,20 @@ def test_what_fails_fails_alone_and_a_mistake_ends_the_run():
     assert sorted(run.verdicts) == [0, 1, 3]
     assert "ZeroDivisionError: reward of nothing" in str(run.verdicts[1].errors[0])
     assert [str(error) for error in run.failures] == ["no key"]
+
+
+def test_an_error_in_what_follows_a_verdict_ends_the_run():
+    class Strict(Desk):
+        def take(self, judged):
+            # As where the chat template rewrites earlier messages.
+            raise RolloutError("the next turn cannot be written")
+
+    with Strict(Workers(lambda log, info: (1.0, True, ""), count=1)) as desk:
+        desk.ask(1)
+        desk.wait(lambda d: d.failures)
+    assert [str(error) for error in desk.failures] == [
+        "the next turn cannot be written"
+    ]
 
 
 def test_results_count_whichever_worker_reports_them():

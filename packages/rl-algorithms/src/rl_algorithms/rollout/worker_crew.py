@@ -68,7 +68,8 @@ class WorkerCrew(Generic[JobT, ResultT]):
         poll: Begins jobs of a worker, and returns those that have ended.
         num_workers: Number of workers.
         most: Number of jobs that one worker runs at a time.
-        on_failure: Called with an error that a retry cannot fix.
+        on_failure: Called with an error that a retry cannot fix, and with one that
+            ended a thread.
     """
 
     def __init__(
@@ -145,6 +146,14 @@ class WorkerCrew(Generic[JobT, ResultT]):
             thread.join(_CLOSE_S)
 
     def _run(self, worker: int) -> None:
+        try:
+            self._work(worker)
+        except BaseException as error:
+            # Of a callback: a thread that ended unnoticed would leave its jobs, and
+            # whoever waits for them, without an end.
+            self._on_failure(error)
+
+    def _work(self, worker: int) -> None:
         process: str | None = None
         while True:
             taken = self._next(worker)
