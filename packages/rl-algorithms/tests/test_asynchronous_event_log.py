@@ -12,8 +12,10 @@ import pytest
 
 from rl_algorithms.asynchronous import actions as act, events as ev
 from rl_algorithms.asynchronous.event_log import EventLog, first_change, replay
+from rl_algorithms.asynchronous.schedule import Schedule
 from rl_algorithms.asynchronous.workers import TRAINER, Worker
 from rl_algorithms.errors import ScheduleError
+from rl_algorithms.replay.decisions import changed_decision
 
 _spec = importlib.util.spec_from_file_location(
     "asynchronous_driver", Path(__file__).with_name("asynchronous_driver.py")
@@ -42,6 +44,31 @@ def eventful_run(state=None):
 @pytest.fixture(scope="module")
 def driver():
     return eventful_run()
+
+
+@pytest.mark.parametrize("period", [None, 2], ids=["the start", "a checkpoint"])
+def test_the_step_of_another_decision_counts_steps_taken_again_once(tmp_path, period):
+    driver = Driver(settings(checkpoint_period=period))
+    driver.begin()
+    while len(driver.trained) < 4:
+        driver.answer(driver.asked[0])
+    driver.tell(ev.WorkerFailed(driver.now_s, TRAINER, 0, "gone"))
+    log = driver.run().log
+    lines = list(log.to_lines())
+    schedule = Schedule(log.settings)
+    steps = []
+    for entry in log.entries:
+        steps.append(schedule.state_dict()["step"] + 1)
+        schedule.on(entry.event)
+    # The trainer goes back on the way.
+    trained = [entry for entry in log.entries if isinstance(entry.event, ev.StepTrained)]
+    assert len(trained) > max(steps) - 1
+    place = len(log.entries) - 1
+    other = {**json.loads(lines[place + 1]), "actions": []}
+    assert other != json.loads(lines[place + 1])
+    lines[place + 1] = json.dumps(other)
+    (tmp_path / "events_000000.jsonl").write_text("\n".join(lines))
+    assert changed_decision(tmp_path).step == steps[place]
 
 
 def test_a_log_is_replayed_to_the_same_actions(driver):
