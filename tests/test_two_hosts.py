@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from matrix_cells import cells
 from small_run import long_grpo, write_recipe
 from two_hosts import HEAD, QUICK, Host, Hosts, hosts, why_impossible
@@ -18,7 +17,6 @@ from two_hosts_run import HostRun, final_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-APART = str(Path(__file__).with_name("two_hosts_apart.py"))
 NUM_STEPS = 6
 RUN_S = 300.0
 # Until a loss is noticed, on a busy machine; 10 s on an idle one.
@@ -57,6 +55,17 @@ def far_recipe(folder: Path, **fault_tolerance: Any) -> str:
     return write_recipe(folder, data)
 
 
+def apart_recipe(folder: Path, transport: str) -> str:
+    """Write a recipe that trains on one host and samples on another."""
+    data = long_grpo(max_num_steps=NUM_STEPS)
+    data["common"]["cluster"] |= {"bundle_resources": {"trainer": 1}}
+    sampling = data["common"]["policy"]["generation"]
+    sampling["weight_sync"] = {"transport": transport}
+    apart = {"bundle_resources": {"sampler": 1}}
+    data["stages"]["grpo"]["generation_cluster"] = apart
+    return write_recipe(folder, data)
+
+
 @pytest.mark.parametrize(
     "transport", cells(["collective", "object_store"], ["collective"])
 )
@@ -64,14 +73,10 @@ def test_weights_pass_between_hosts_and_a_short_cut_changes_nothing(
     transport: str, cluster: Hosts, whole_run: Any, tmp_path: Path
 ) -> None:
     one_host = stage_of(whole_run)
-    settings = yaml.safe_load((one_host / "config.yaml").read_text())
-    settings["policy"]["generation"]["weight_sync"]["transport"] = transport
-    config, stage = tmp_path / "config.yaml", tmp_path / "out"
-    config.write_text(yaml.safe_dump(settings))
     far = cluster.add(sampler=1)
     before = cluster.head.sent_bytes()
-    arguments = [APART, str(config), str(stage)]
-    run = HostRun(cluster.head, arguments, tmp_path, stage)
+    run = HostRun.train(cluster.head, apart_recipe(tmp_path, transport))
+    stage = run.stage
     run.wait_for_step(2)
     far.cut()
     pause(5)
