@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rl_distributed.errors import CheckpointError, ConfigError
 from rl_models.checkpoint.conversion import convert_state, inspect_state
 from rl_models.checkpoint.sharded import Box, Shard, write_shards, write_state
 from rl_models.config import PolicyConfig
+from rl_models.errors import ModelLoadError
 from rl_models.training.dtensor import DTensorTrainingBackend
 
 
@@ -105,3 +109,38 @@ def test_a_part_that_is_missing_is_named_and_nothing_is_left(plain, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["s"]
     with pytest.raises(ConfigError, match="must be new"):
         convert_state(folder / "optimizer", folder / "weights", tmp_path / "s")
+
+
+def test_all_files_of_the_tokenizer_are_copied(plain, tmp_path):
+    folder, _ = plain
+    model = tmp_path / "model"
+    shutil.copytree(folder / "weights", model)
+    # Of Mistral, of the first Qwen, and of models with several templates.
+    files = ["tekken.json", "qwen.tiktoken", "chat_template.json"]
+    files.append("additional_chat_templates/tools.jinja")
+    for name in files:
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).write_text("{}", encoding="utf-8")
+    convert_state(folder / "optimizer", model, tmp_path / "out")
+    for name in [*files, "tokenizer.json", "tokenizer_config.json"]:
+        assert (tmp_path / "out" / name).read_bytes() == (model / name).read_bytes()
+
+
+@pytest.mark.parametrize("has_layer", [False, True])
+def test_a_base_that_an_adapter_does_not_fit_is_refused(
+    tiny_folder, make_batch, nll_loss, tmp_path, has_layer
+):
+    _trained(tiny_folder, make_batch(), nll_loss, tmp_path, lora={"r": 2})
+    base = tmp_path / "base"
+    shutil.copytree(tiny_folder, base)
+    weights = load_file(base / "model.safetensors")
+    name = next(n for n in weights if n.endswith("q_proj.weight"))
+    whole = weights.pop(name)
+    if has_layer:
+        weights[name] = whole[:-1]
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    has = r"one of shape" if has_layer else "none"
+    with pytest.raises(ModelLoadError, match=rf"q_proj\.weight of shape .* has {has}"):
+        convert_state(tmp_path / "optimizer", base, tmp_path / "out")
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["base", "optimizer", "weights"]

@@ -21,14 +21,15 @@ from rl_distributed.errors import CheckpointError, ConfigError
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.checkpoint.sharded import ShardedReader
 from rl_models.checkpoint.weight_files import WeightFiles
+from rl_models.errors import ModelLoadError
+from rl_models.tokens.tokenizer_files import copy_tokenizer_files
 
 __all__ = ["StateSummary", "convert_state", "inspect_state"]
 
 _PARAMETER = "parameter/"
 _BASE, _A, _B = ".base_layer", ".lora_A.default.weight", ".lora_B.default.weight"
 _TAGS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_CONFIGS = ("config.json", "generation_config.json", "chat_template.jinja")
-_TOKENIZERS = ("*token*.json", "vocab.*", "merges.txt", "*.model")
+_CONFIGS = ("config.json", "generation_config.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,10 @@ def convert_state(
         _copy_configuration(model, made, precision)
         _write(made / "model.safetensors", state, precision)
         made.rename(output)
-    except OSError as error:
+    except BaseException as error:
+        # Whatever it is, such as a base that lacks a tensor: nothing shall be left.
         shutil.rmtree(made, ignore_errors=True)
-        if isinstance(error, CheckpointError):
+        if not isinstance(error, OSError) or isinstance(error, CheckpointError):
             raise
         raise CheckpointError(
             f"cannot write the model to {output}: {error}; free disk space or choose "
@@ -144,6 +146,27 @@ class _State:
             if lacking:
                 self._base = WeightFiles(model)
                 self.shapes = {**self._base.shapes, **self.shapes}
+            self._check_adapters(folder, model)
+
+    def _check_adapters(self, folder: Path, model: Path) -> None:
+        """Refuse a base that some adapter does not fit.
+
+        Raises:
+            ModelLoadError: It lacks the layer, or has it in another shape.
+        """
+        for path in sorted(self._adapted):
+            rows, columns = (
+                self._reader.shape(_PARAMETER + path + part)[side]
+                for part, side in ((_B, 0), (_A, 1))
+            )
+            found = self.shapes.get(f"{path}.weight")
+            if found != (rows, columns):
+                has = "none" if found is None else f"one of shape {list(found)}"
+                raise ModelLoadError(
+                    f"the training state {folder} has an adapter for {path}.weight of "
+                    f"shape {[rows, columns]}, and its base {model} has {has}; give "
+                    "the folder of the model that was trained"
+                )
 
     def read(self, name: str) -> Tensor:
         """Return one whole weight in float32."""
@@ -184,9 +207,10 @@ def _scale(folder: Path, adapter: Path | None) -> float:
 
 
 def _copy_configuration(model: Path, output: Path, precision: str) -> None:
-    for pattern in (*_CONFIGS, *_TOKENIZERS):
-        for file in sorted(model.glob(pattern)):
-            shutil.copyfile(file, output / file.name)
+    for name in _CONFIGS:
+        if (model / name).is_file():
+            shutil.copyfile(model / name, output / name)
+    copy_tokenizer_files(model, output)
     file = output / "config.json"
     config = {**json.loads(file.read_text(encoding="utf-8")), "dtype": precision}
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")

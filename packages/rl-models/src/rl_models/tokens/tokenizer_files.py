@@ -22,7 +22,7 @@ from rl_models.tokens.tokenizer import (
     read_chat_template,
 )
 
-__all__ = ["save_tokenizer"]
+__all__ = ["copy_tokenizer_files", "save_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ def save_tokenizer(source: str, chat_template: str | None, folder: Path) -> bool
     local = check_tokenizer_folder(source) or _from_hub(source)
     template = None if chat_template is None else read_chat_template(chat_template)
     try:
-        _copy(local, folder)
+        copy_tokenizer_files(local, folder)
         if template is not None:
             _replace_template(folder, template)
     except OSError as error:
@@ -88,7 +88,16 @@ def _from_hub(name: str) -> Path:
     return Path(snapshot_download(name, allow_patterns=list(_PATTERNS)))
 
 
-def _copy(source: Path, folder: Path) -> None:
+def copy_tokenizer_files(source: Path, folder: Path) -> None:
+    """Copy the files of a folder that belong to its tokenizer, if it has any.
+
+    Args:
+        source: A model folder, or one with tokenizer files.
+        folder: Target folder.
+
+    Raises:
+        OSError: A file cannot be read or written.
+    """
     for pattern in _PATTERNS:
         for file in sorted(source.glob(pattern)):
             if file.is_file():
