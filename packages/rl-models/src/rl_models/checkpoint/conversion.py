@@ -20,9 +20,9 @@ from torch import Tensor
 from rl_distributed.errors import CheckpointError, ConfigError
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.checkpoint.sharded import ShardedReader
+from rl_models.checkpoint.tokenizer_copy import copy_tokenizer_files
 from rl_models.checkpoint.weight_files import WeightFiles
 from rl_models.errors import ModelLoadError
-from rl_models.tokens.tokenizer_files import copy_tokenizer_files
 
 __all__ = ["StateSummary", "convert_state", "inspect_state"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rl_distributed.errors import CheckpointError
 from rl_models.checkpoint.hub import check_hub_name
+from rl_models.checkpoint.tokenizer_copy import TOKENIZER_FILES, copy_tokenizer_files
 from rl_models.tokens.difference import tokenizer_difference
 from rl_models.tokens.tokenizer import (
     check_tokenizer_folder,
@@ -22,24 +23,11 @@ from rl_models.tokens.tokenizer import (
     read_chat_template,
 )
 
-__all__ = ["copy_tokenizer_files", "save_tokenizer"]
+__all__ = ["save_tokenizer"]
 
 logger = logging.getLogger(__name__)
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
-_PATTERNS = (
-    "tokenizer*",
-    "tokenization_*.py",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "tekken.json",
-    "chat_template.*",
-    "additional_chat_templates/*",
-)
 _SETTINGS = "tokenizer_config.json"
 # Compared once per process and not at every checkpoint, as it loads both tokenizers.
 _compared: set[tuple[str, str | None]] = set()
@@ -85,26 +73,7 @@ def _from_hub(name: str) -> Path:
     check_hub_name(name)
     from huggingface_hub import snapshot_download  # noqa: PLC0415
 
-    return Path(snapshot_download(name, allow_patterns=list(_PATTERNS)))
-
-
-def copy_tokenizer_files(source: Path, folder: Path) -> None:
-    """Copy the files of a folder that belong to its tokenizer, if it has any.
-
-    Args:
-        source: A model folder, or one with tokenizer files.
-        folder: Target folder.
-
-    Raises:
-        OSError: A file cannot be read or written.
-    """
-    for pattern in _PATTERNS:
-        for file in sorted(source.glob(pattern)):
-            if file.is_file():
-                target = folder / file.relative_to(source)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                # Without the mode: the copy of a read-only file must be writable.
-                shutil.copyfile(file, target)
+    return Path(snapshot_download(name, allow_patterns=list(TOKENIZER_FILES)))
 
 
 def _replace_template(folder: Path, template: str) -> None:
