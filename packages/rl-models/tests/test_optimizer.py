@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from rl_distributed.errors import ConfigError
-from rl_models.config import OptimizerConfig, SchedulerConfig
+from rl_models.config import OptimizerConfig, PolicyConfig, SchedulerConfig
 from rl_models.training.dtensor.gradients import gradient_norm, local_gradients
 from rl_models.training.optimizer import (
     build_optimizer,
     build_scheduler,
     change_settings,
+    check_optimizer,
 )
 from rl_models.training.optimizer_steps import clip_gradients
 from rl_models.training.process_group import Ranks
@@ -34,6 +35,34 @@ def _rates(config, count):
         optimizer.step()
         scheduler.step()
     return rates
+
+
+class NeedsGpu(torch.optim.SGD):
+    def step(self, closure=None):
+        raise RuntimeError("no kernel for this device")
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("torch.optim.LBFGS", "TypeError: .*closure"),
+        ("torch.optim.SparseAdam", "RuntimeError: .*dense"),
+    ],
+)
+def test_an_optimizer_that_needs_more_than_gradients_is_refused(name, cause):
+    policy = PolicyConfig(
+        model_name="m", optimizer={"name": name, "kwargs": {"lr": 1e-3}}
+    )
+    with pytest.raises(ConfigError, match=f"name must be .*got {name}, .*{cause}"):
+        check_optimizer(policy)
+
+
+@pytest.mark.parametrize("name", ["torch.optim.Adafactor", f"{__name__}.NeedsGpu"])
+def test_other_optimizers_are_taken(name):
+    policy = PolicyConfig(
+        model_name="m", optimizer={"name": name, "kwargs": {"lr": 1e-3}}
+    )
+    check_optimizer(policy)
 
 
 def test_warm_up_starts_above_zero_and_reaches_the_rate():

@@ -146,6 +146,10 @@ def test_requests_at_the_same_time_are_all_answered(client: httpx.Client) -> Non
     assert found == [wanted["choices"][0]["text"]] * 6
 
 
+def _said(content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "said"),
     [
@@ -157,6 +161,10 @@ def test_requests_at_the_same_time_are_all_answered(client: httpx.Client) -> Non
         ({"max_tokens": 10**30}, 400, "max_tokens must be a whole number"),
         ({"max_tokens": 400}, 400, "context of 256"),
         ({"n": 0}, 400, "n must be a whole number from 1"),
+        ({"temperature": 10**400}, 400, "temperature must be >= 0: got 1000"),
+        ({"stream": "false"}, 400, "stream must be true or false: got 'false'"),
+        ({"return_token_ids": 1}, 400, "return_token_ids must be true or false"),
+        ({"messages": [_said([{"type": ["text"]}])]}, 400, "a text or a list of texts"),
         ({"messages": []}, 400, "at least one message"),
         ({"model": "other"}, 404, "'other' does not exist"),
     ],

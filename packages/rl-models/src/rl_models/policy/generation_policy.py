@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -100,7 +101,8 @@ class GenerationPolicy(GenerationInterface):
         """Reset the state of serving for another model."""
         self._served.version, self._served.refusal = 0, ""
         self._served.confirmed = None
-        self._num_calls = 0
+        # Counted by `next`, which threads may call at the same time.
+        self._calls = itertools.count()
         self._restore: Callable[[], None] | None = None
         context = sampled.context
         self._texts = TextRows(context["tokenizer_name"] or context["model_name"])
@@ -289,9 +291,9 @@ class GenerationPolicy(GenerationInterface):
         rows = columns_to_sample(data)
         if sampling is not None:
             check_sampling_params(sampling)
+        call = next(self._calls)
         if "seeds" not in rows:
-            rows["seeds"] = derive_seeds(self.config.seed, self._num_calls, rows.size)
-        self._num_calls += 1
+            rows["seeds"] = derive_seeds(self.config.seed, call, rows.size)
         # Before the rows are sampled: an update may come meanwhile, and newer tokens
         # are fine.
         oldest = self._served.version

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -146,13 +147,13 @@ class OpenAIRequest:
             if "seed" in given
             else None,
             stop=_stops(given.get("stop", [])),
-            stream=bool(given.get("stream", False)),
+            stream=_truth(given, "stream"),
             include_usage=isinstance(options, dict)
             and bool(options.get("include_usage")),
             # In completions it is the number of alternatives, so 0 asks for the sampled
             # token's log-prob as well.
             logprobs=logprobs is True or (not is_chat and "logprobs" in given),
-            return_token_ids=bool(given.get("return_token_ids", False)),
+            return_token_ids=_truth(given, "return_token_ids"),
         )
 
 
@@ -226,10 +227,10 @@ def content_text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list):
-        kinds = {
-            part.get("type") if isinstance(part, dict) else None for part in content
-        }
-        if kinds == {"text"}:
+        texts = [
+            isinstance(part, dict) and part.get("type") == "text" for part in content
+        ]
+        if texts and all(texts):
             return "".join(str(part.get("text", "")) for part in content)
     if content is None:
         return ""
@@ -265,12 +266,21 @@ def _number(
     rule: str,
 ) -> float:
     value = given.get(name, default)
-    # NaN fails every comparison.
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _bad(f"{name} must be a number: got {value!r}", name)
-    if not holds(value):
-        raise _bad(f"{name} must {rule}: got {value!r}", name)
+    # NaN fails every comparison. JSON as Python reads it may hold Infinity, and
+    # integers that no float can hold.
+    if not holds(value) or abs(value) > sys.float_info.max:
+        raise _bad(f"{name} must {rule}: got {value!r:.40}", name)
     return float(value)
+
+
+def _truth(given: Mapping[str, Any], name: str) -> bool:
+    value = given.get(name, False)
+    # A text such as "false" would count as true.
+    if not isinstance(value, bool):
+        raise _bad(f"{name} must be true or false: got {value!r:.40}", name)
+    return value
 
 
 def _integer(

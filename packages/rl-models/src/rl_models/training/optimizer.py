@@ -76,17 +76,33 @@ def build_optimizer(
 
 
 def check_optimizer(config: PolicyConfig) -> None:
-    """Build optimizer and schedule for a single number.
+    """Build optimizer and schedule for a single number, and take a step of torch's.
 
     torch checks arguments only when it makes the object, and a wrong one should fail
     before workers are started and a model is loaded.
 
     Raises:
-        ConfigError: A class or an argument of it does not exist or does not fit.
+        ConfigError: A class or an argument of it does not exist or does not fit, or its
+            step needs more than gradients.
     """
-    number = {"number": nn.Parameter(torch.zeros(1))}
-    optimizer = build_optimizer(config.optimizer, number, torch.device("cpu"))
+    number = nn.Parameter(torch.zeros(1))
+    optimizer = build_optimizer(
+        config.optimizer, {"number": number}, torch.device("cpu")
+    )
     build_scheduler(config.scheduler, optimizer)
+    # Those of others may step on a GPU only.
+    if not type(optimizer).__module__.startswith("torch."):
+        return
+    number.grad = torch.zeros(1)
+    try:
+        optimizer.step()
+    # LBFGS wants to compute the loss again, and SparseAdam sparse gradients.
+    except (TypeError, RuntimeError) as error:
+        raise ConfigError(
+            "policy.optimizer.name must be an optimizer that steps by dense gradients "
+            f"alone: got {config.optimizer.name}, which raised {type(error).__name__}: "
+            f"{error}; use another one, such as torch.optim.AdamW"
+        ) from error
 
 
 _ELEMENTWISE = (
