@@ -233,14 +233,15 @@ class TestTokens:
 
 
 class TestConversations:
-    def test_sub_agents_share_the_reward_or_have_their_own(self, tokenizer):
+    @pytest.mark.parametrize("name", ["critic", "Prüfer: 50 %", "審判\n%41"])
+    def test_sub_agents_share_the_reward_or_have_their_own(self, tokenizer, name):
         async def agent(task, client):
-            critic = conversation(client, "critic")
+            critic = conversation(client, name)
             await ask(client, [user("a")])
             await ask(critic, [user("a")])
             await ask(critic, [user("b")])
             await ask(conversation(client, "helper"), [user("a")])
-            return AgentReward(1.0, {"style": 0.5}, {"critic": float(task["answer"])})
+            return AgentReward(1.0, {"style": 0.5}, {name: float(task["answer"])})
 
         replies = ["m$", "c$", "d$", "h$"]
         played = Played(

@@ -10,20 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import string
 import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
+from urllib.parse import quote, unquote
 
 from rl_envs.agents.tasks import AgentTask
 from rl_envs.errors import AgentSetupError
 
-__all__ = ["CONVERSATION_HEADER", "RunAgent", "conversation", "build_agent"]
+__all__ = [
+    "CONVERSATION_HEADER",
+    "RunAgent",
+    "build_agent",
+    "conversation",
+    "conversation_name",
+]
 
 RunAgent = Callable[[AgentTask, str, str], Awaitable[Any]]
 """Runs a task with an address and a key; returns what the agent returns."""
 
 CONVERSATION_HEADER = "X-RL-Conversation"
-"""Header by which a request names its conversation."""
+"""Header by which a request names its conversation; `conversation_name` reads it."""
+# Written as they are; clients take headers of ASCII only.
+_PLAIN = (
+    string.ascii_letters + string.digits + string.punctuation.replace("%", "") + " "
+)
 
 
 def conversation(client: Any, name: str) -> Any:
@@ -35,7 +47,13 @@ def conversation(client: Any, name: str) -> Any:
         client: An `openai` client.
         name: Such as the role of a sub-agent.
     """
-    return client.with_options(default_headers={CONVERSATION_HEADER: name})
+    header = {CONVERSATION_HEADER: quote(name, safe=_PLAIN)}
+    return client.with_options(default_headers=header)
+
+
+def conversation_name(header: str) -> str:
+    """Return the name that a header of a request stands for."""
+    return unquote(header)
 
 
 def build_agent(function: Callable[..., Any]) -> RunAgent:

@@ -39,7 +39,7 @@ from rl_distributed.access.http_app import (
 )
 from rl_distributed.access.http_thread import HttpThread
 from rl_distributed.access.roles import ROLES
-from rl_envs.agents.functions import CONVERSATION_HEADER
+from rl_envs.agents.functions import CONVERSATION_HEADER, conversation_name
 from rl_envs.agents.tasks import (
     MAIN,
     AgentHost,
@@ -250,7 +250,8 @@ class _StandIn:
             problem = f"The task made {self._limits.max_calls} requests (max_calls)."
         if problem is not None:
             return error_response(400, "bad_request", problem)
-        conversation = request.headers.get(CONVERSATION_HEADER, MAIN)
+        header = request.headers.get(CONVERSATION_HEADER, MAIN)
+        conversation = conversation_name(header)
         question = AgentQuestion(task, self._num_asked[task], conversation, fields)
         self._num_asked[task] += 1
         try:

@@ -16,7 +16,7 @@ from rl_algorithms.rollout.agents.model import ServedModel, Settings
 from rl_algorithms.rollout.agents.model_call import ModelCall, Sampled
 from rl_algorithms.rollout.agents.recording import Answer, Recording
 from rl_algorithms.rollout.observations import Turn
-from rl_envs.agents.functions import CONVERSATION_HEADER
+from rl_envs.agents.functions import CONVERSATION_HEADER, conversation_name
 from rl_envs.agents.tasks import MAIN
 from rl_envs.outcomes import ConversationOutcome
 from rl_envs.task_limits import TaskLimits
@@ -120,7 +120,8 @@ class AgentSession:
         """
         if self.is_closed:
             raise ended()
-        conversation = _text_of(headers.get(CONVERSATION_HEADER, MAIN))
+        header = _text_of(headers.get(CONVERSATION_HEADER, MAIN))
+        conversation = conversation_name(header)
         # With the conversation: two of them may send the same messages.
         digest = hashlib.sha256(conversation.encode() + b"\0" + body).digest()
         name = next((headers[n] for n in _IDEMPOTENCY if headers.get(n)), None)
