@@ -65,6 +65,12 @@ def refused(capsys: Capture, *words: str) -> str:
     return capsys.readouterr().err
 
 
+def printed(capsys: Capture, *words: str) -> str:
+    """Return what is printed for people, on one line."""
+    assert _run(list(words), False) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_every_stage_of_a_recipe_is_planned(capsys: Capture) -> None:
     warmup, grpo = planned(capsys, "plan", "quickstart")
     assert (warmup["stage"], grpo["stage"]) == ("warmup", "grpo")
@@ -241,14 +247,20 @@ def test_a_generator_of_its_own_shares_no_device(model: Path, capsys: Capture) -
     assert "weights" not in plan["memory"]["generate"]
     assert "generator weights" not in plan["memory"]["train"]
     assert plan["layout"]["data"] == 4
+    said = printed(capsys, *arguments(model, *_SAVING, *split))
+    assert "cluster.workers_per_node=4 generation_cluster.num_nodes=1" in said
+    assert "generation_cluster.workers_per_node=4" in said
     # The section says the same, and alone it names the ranks of both.
     section = "generation_cluster.workers_per_node=4"
     (same,) = planned(capsys, *arguments(model, *_SAVING, section, *split[:2]))
-    assert same == plan
+    # Only the sections to set differ.
+    assert {**same, "remarks": []} == {**plan, "remarks": []}
     ranks = (section, "cluster.workers_per_node=2")
     (plan,) = planned(capsys, *arguments(model, *_SAVING, *ranks))
     assert plan["layout"]["data"] == 2
     assert "generator weights" not in plan["memory"]["train"]
+    words = arguments(model, *_SAVING, section, *split[:2])
+    assert "to run it so" not in printed(capsys, *words)
     words = arguments(model, "--gpus", "4x80GB", section)
     assert "generation_cluster must leave some of the 4" in refused(capsys, *words)
     words = arguments(model, "--gpus", "8x80GB", "--generator-gpus", "8")

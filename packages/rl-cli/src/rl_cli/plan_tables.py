@@ -246,12 +246,24 @@ def _remarks(plan: StagePlan) -> Iterator[str]:
     if plan.place.gpus is not None and policy.precision == "float32":
         yield "policy.precision=bfloat16 is faster on GPUs and needs less memory"
     if plan.place.generator_ranks:
-        yield (
-            "a generator with its own GPUs must be created in Python, with its own "
-            "cluster; `rl train` shares the GPUs"
-        )
+        yield from _apart(plan)
     if plan.place.gpus is not None:
         yield "5 % and 1 GiB of each GPU are reserved for fragmentation and the driver"
+
+
+def _apart(plan: StagePlan) -> Iterator[str]:
+    """Name the sections of a generator apart, where they are not those of the plan."""
+    place, apart = plan.place, plan.config.sampling_cluster
+    ranks, size = place.generator_ranks, place.ranks_per_node
+    per_node = size if place.gpus is None else place.gpus.per_node
+    nodes = ranks // per_node if ranks % per_node == 0 else 1
+    if apart is None or apart.num_bundles != ranks:
+        yield (
+            "to run it so, set "
+            f"cluster.num_nodes={place.num_nodes} cluster.workers_per_node={size} "
+            f"generation_cluster.num_nodes={nodes} "
+            f"generation_cluster.workers_per_node={ranks // nodes}"
+        )
 
 
 def _unknown_family(shape: ModelShape) -> str:
