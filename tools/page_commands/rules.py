@@ -99,7 +99,9 @@ def _staged(keys: str, stage: str = "grpo") -> str:
     return " ".join(f"stages.{stage}.{key}" for key in keys.split())
 
 
-GSM8K_TRAIN = _staged(GSM8K + "data.train.path={kit}/data/my-gsm8k")
+GSM8K_TRAIN = _staged(
+    GSM8K + "data.train.path={kit}/data/my-gsm8k generation_cluster=null"
+)
 
 
 # "port 0": the usual one may be in use here.

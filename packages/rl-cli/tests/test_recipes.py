@@ -128,6 +128,8 @@ def in_small(name: str, place: Path) -> list[str]:
         f"{section}.val_at_end": "false",
         "data.train.path": place / f"train_{data['train']['format']}.jsonl",
     }
+    if "generation_cluster" in config:
+        small["generation_cluster"] = small["cluster"]
     if "sequence_packing" in policy:
         small["policy.sequence_packing.train_mb_tokens"] = 384
     if "max_input_seq_length" in data:
@@ -207,8 +209,10 @@ def test_a_recipe_fits_the_gpus_that_it_names(name: str, capsys: Capture) -> Non
     gpus = summary_about(name).planned_for
     assert plan["fits"] is (None if gpus is None else True)
     if gpus is not None:
-        cluster = load_run(name, None, []).stages[0].config.cluster
-        assert (cluster.num_nodes, cluster.workers_per_node) == (
+        config = load_run(name, None, []).stages[0].config
+        cluster, apart = config.cluster, config.sampling_cluster
+        beside = 0 if apart is None else apart.num_bundles
+        assert (cluster.num_nodes, cluster.workers_per_node + beside) == (
             gpus.num_nodes,
             gpus.per_node,
         )
