@@ -277,6 +277,14 @@ def test_prune_by_age(store, wheels):
     assert store.environments() == []
 
 
+def test_prune_leaves_what_was_given_out_since_it_was_listed(store, wheels):
+    built, _ = store.ensure(sample.overlay(wheels))
+    listed = store.find(built.key)
+    os.utime(built.path / ".last-use", (listed.last_use + 60, listed.last_use + 60))
+    assert not store._remove_free(listed)
+    assert store._remove_free(store.find(built.key))
+
+
 def test_prune_leaves_what_is_being_built(store, wheels):
     key = sample.overlay(wheels).key()
     (store.root / f".build-{key}-00000000").mkdir(parents=True)

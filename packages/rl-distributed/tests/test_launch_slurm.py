@@ -135,12 +135,42 @@ def test_ports_of_jobs_do_not_meet():
     assert all(b - a >= 300 for a, b in itertools.pairwise(ports))
 
 
+@pytest.mark.parametrize("time_limit", ["90", "120:30", "168:00:00", "7-00:00:00"])
+def test_time_limits_of_slurm(time_limit):
+    config = SlurmConfig(command=["x"], time_limit=time_limit)
+    assert directives(slurm_script(config))["time"] == time_limit
+
+
+def test_steps_have_all_cores_of_their_node():
+    script = slurm_script(SlurmConfig(command=["x"], cpus_per_node=12))
+    line = 'export SRUN_CPUS_PER_TASK="${SLURM_CPUS_PER_TASK:-12}"'
+    assert script.index(line) < script.index("srun ")
+
+
+def test_setup_may_read_variables_that_are_not_set(tmp_path):
+    setup = ['[ -z "$BASHRCSOURCED" ] && ready=yes']
+    script = slurm_script(SlurmConfig(command=["x"], setup=setup))
+    before, _, after = script.partition(setup[0])
+    body = before + setup[0] + after.partition("\nexport")[0]
+    done = subprocess.run(
+        ["bash", "-c", f"{body}\necho $ready; echo $missing"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    # Only the setup itself may.
+    assert done.stdout == "yes\n"
+    assert "missing: unbound variable" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [
         ({"command": []}, "must name a program"),
         ({"num_nodes": 0}, "num_nodes"),
         ({"time_limit": "soon"}, "must be minutes"),
+        ({"directives": {"nodes": "4"}}, "directives.nodes must be left out: set num_"),
+        ({"directives": {"ntasks-per-node": "2"}}, "must be left out: it is 1"),
         ({"job_name": "a\nrm -rf /"}, "job_name must be on one line"),
         ({"directives": {"qos": "a\nb"}}, "directives.qos must be on one line"),
         ({"env_vars": {"a b": "c"}}, "no name of an environment variable"),

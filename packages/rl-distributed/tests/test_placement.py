@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, strategies as st
 
+from rl_distributed.cluster import reservation
 from rl_distributed.cluster.placement import (
     Bundle,
     NodeCapacity,
@@ -112,3 +114,16 @@ def test_unified_placement(strategy, count, fits):
     else:
         with pytest.raises(ResourceInsufficientError, match="ask for fewer workers"):
             check_unified_placement(count, Bundle(1), nodes, strategy)
+
+
+def test_a_node_that_joins_during_the_wait_has_its_address(monkeypatch):
+    """Others hold `a`, and an autoscaler adds `b` for what is asked for."""
+    a, b = (NodeCapacity(name, f"10.0.0.{name}", 4.0) for name in "ab")
+    group = SimpleNamespace(bundle_count=1, wait=lambda deadline_s: True)
+    table = {"state": "CREATED", "bundles_to_node_id": {0: "b"}}
+    monkeypatch.setattr(reservation, "placement_group", lambda *args, **more: group)
+    monkeypatch.setattr(reservation, "placement_group_table", lambda group: table)
+    monkeypatch.setattr(reservation, "live_nodes", lambda: [a, b])
+    found = reservation.reserve_bundles([1], Bundle(1.0), [a], what="c", deadline_s=60)
+    [[slot]] = found.slots
+    assert (slot.node_id, slot.address) == ("b", "10.0.0.b")

@@ -107,6 +107,24 @@ def test_clusters_that_fit_alone_may_not_fit_together():
     check_clusters({**beside, "sample": (late, ["sample"])}, TWO_GPU_NODES)
 
 
+def test_a_packed_cluster_takes_one_node_where_that_has_room():
+    packed = ClusterSize(
+        workers_per_node=8, unified=True, placement_group_strategy="PACK"
+    )
+    whole = ClusterSize(workers_per_node=8)
+    both = {"sample": (packed, ["sample"]), "train": (whole, ["policy"])}
+    check_clusters(both, TWO_GPU_NODES)
+    wide = packed.replace(num_nodes=2, workers_per_node=5)
+    with pytest.raises(ResourceInsufficientError, match="'train', beside the others"):
+        check_clusters({**both, "sample": (wide, ["sample"])}, TWO_GPU_NODES)
+
+
+def test_a_bundle_of_a_gpu_needs_no_cpu():
+    ClusterSize(use_gpus=True, bundle_resources={"CPU": 0})
+    with pytest.raises(ConfigError, match="another resource beside 0 CPU"):
+        ClusterSize(use_gpus=False, bundle_resources={"CPU": 0})
+
+
 def test_cpus_of_a_bundle_that_are_named_replace_the_usual_ones():
     size = ClusterSize(workers_per_node=4, bundle_resources={"CPU": 0.5})
     check_clusters({"train": (size, ["policy"])}, TWO_CORES)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import math
 import os
 import pickle
 import re
@@ -54,7 +55,15 @@ from rl_distributed.errors import (
         ),
         (
             {"bundle_ct_per_node_list": [1], "bundle_resources": {"probe": 0}},
-            "positive amounts",
+            "finite amounts of at least 0.0001",
+        ),
+        (
+            {"bundle_ct_per_node_list": [1], "bundle_resources": {"probe": 1e-5}},
+            "finite amounts of at least 0.0001",
+        ),
+        (
+            {"bundle_ct_per_node_list": [1], "bundle_resources": {"CPU": math.inf}},
+            "finite amounts of at least 0.0001",
         ),
         (
             {"bundle_ct_per_node_list": [9], "use_gpus": True},

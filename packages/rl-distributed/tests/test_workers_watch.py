@@ -175,12 +175,18 @@ def test_who_has_not_the_key_is_sent_away():
         target = watch.target(0, 0)
         watch.expect(0, 0, None)
         address = (target.address, target.port)
-        for answer in (b'[0, 0, "0123"]\n', b"garbage\n", b"[1]\n", b"x" * 2_000):
+        deep = b"[" * 200_000 + b"\n"
+        nested = b"[" * 1_000 + b"\n"
+        known = (b'[0, 0, "0123"]\n', b"garbage\n", b"[1]\n", b"x" * 2_000)
+        for answer in (*known, nested, deep):
             with socket.create_connection(address, timeout=30) as link:
                 link.settimeout(30)
                 assert len(link.recv(64)) > 30
-                link.sendall(answer)
-                assert link.recv(64) == b""
+                with contextlib.suppress(
+                    ConnectionError
+                ):  # closed before the end of a long one
+                    link.sendall(answer)
+                    assert link.recv(64) == b""
         assert not watch.seen()[0].is_connected
         assert events.empty()
         assert "key=" not in repr(target)
@@ -208,6 +214,17 @@ def test_deadline_of_a_call():
         event = events.get(timeout=30)
         assert (event.kind, event.detail) == ("late", "not on time")
         assert event.who == ((1, 0), (2, 0))
+
+
+def test_a_call_that_cannot_be_asked_about_ends_no_watch():
+    def shut_down():
+        raise RuntimeError("Ray has been shut down")
+
+    with watching() as (watch, events):
+        end = time.monotonic() + 0.1
+        watch.add_deadline(CallDeadline(end, str, shut_down, "a call"))
+        watch.add_deadline(CallDeadline(end + 0.1, str, lambda: ((1, 0),), "another"))
+        assert events.get(timeout=30).who == ((1, 0),)
 
 
 def test_a_deadline_does_not_hold_the_results_of_a_call_that_has_ended():

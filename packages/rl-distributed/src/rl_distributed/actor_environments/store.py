@@ -243,7 +243,11 @@ class EnvironmentStore:
         """Remove it, unless somebody builds it or starts to use it at this moment."""
         try:
             with FileLock(self._lock_path(stored.key), stored.label).held():
-                if not self._is_free(stored):
+                # It may have been built, or given to a worker that is about to start,
+                # since it was listed.
+                now = self._look(stored.key)
+                is_same = (now.state, now.last_use) == (stored.state, stored.last_use)
+                if not (is_same and self._is_free(now)):
                     return False
                 self._remove(stored.key)
         except TimeoutError:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Literal, Self, get_args
 
 from pydantic import Field, model_validator
@@ -16,12 +17,14 @@ __all__ = [
     "ClusterConfig",
     "ClusterSize",
     "PlacementStrategy",
+    "check_bundle_resources",
     "check_min_nodes",
 ]
 
 PlacementStrategy = Literal["SPREAD", "PACK", "STRICT_SPREAD", "STRICT_PACK"]
 STRATEGIES: tuple[str, ...] = get_args(PlacementStrategy)
 """How Ray can lay out one placement group over nodes."""
+_LEAST_AMOUNT = 1e-4
 
 
 class ClusterSize(Config):
@@ -53,6 +56,7 @@ class ClusterSize(Config):
     @model_validator(mode="after")
     def _check_nodes(self) -> Self:
         check_min_nodes(self.min_nodes, [1] * self.num_nodes, self.unified)
+        check_bundle_resources(self.bundle_resources, self.use_gpus)
         return self
 
     @property
@@ -71,6 +75,34 @@ class ClusterConfig(ClusterSize):
     """Variables of the environment that all processes of a new local cluster get,
     beside those that every process needs: names, or patterns such as `MY_*`, which pass
     no secrets."""
+
+
+def check_bundle_resources(
+    resources: Mapping[str, float], use_gpus: bool | None
+) -> None:
+    """Refuse further resources of a bundle that Ray would not take.
+
+    Args:
+        resources: Amounts by name.
+        use_gpus: Whether a bundle has a GPU beside them; None: not known yet.
+
+    Raises:
+        ConfigError: An amount is wrong, or a bundle would have nothing.
+    """
+    for name, amount in resources.items():
+        # Ray counts in steps of this size.
+        is_enough = _LEAST_AMOUNT <= amount < math.inf
+        if name == "GPU" or not (is_enough or (name == "CPU" and amount == 0)):
+            raise ConfigError(
+                "bundle_resources must map names other than GPU to finite amounts of "
+                f"at least {_LEAST_AMOUNT:g}, 0 for CPU alone: got {name!r}: "
+                f"{amount!r}; GPUs follow from use_gpus"
+            )
+    if resources.get("CPU") == 0 and len(resources) == 1 and not use_gpus:
+        raise ConfigError(
+            "bundle_resources must name another resource beside 0 CPU, as Ray takes no "
+            f"empty bundle: got {dict(resources)}"
+        )
 
 
 def check_min_nodes(

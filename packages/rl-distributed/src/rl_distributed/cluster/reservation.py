@@ -144,12 +144,13 @@ def reserve_bundles(
         placed = _wait(groups[: len(request.targets)], deadline_s)
         if request.shortage and sum(placed) < least:
             placed = _wait_for_nodes(groups, least, nodes_deadline_s)
-            nodes = live_nodes()
         if sum(placed) < least:
             late_s = nodes_deadline_s if request.shortage else deadline_s
             raise _not_placed(request, groups, bundle, what, late_s)
         if request.shortage:
             placed = [_is_placed(group) for group in groups]
+        # One that has joined during a wait may have got bundles.
+        nodes = live_nodes()
         rows = [
             _read_slots(group, nodes) if is_placed else _unplaced_slots(group)
             for group, is_placed in zip(groups, placed, strict=True)

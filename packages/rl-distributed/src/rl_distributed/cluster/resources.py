@@ -268,6 +268,10 @@ def _check_fit(
             total = sum(plan.bundle_ct_per_node_list)
             check_unified_placement(total, plan.bundle, left, strategy, what=what)
         blocks = _blocks(plan, strategy)
+        most = max((node.num_bundles(plan.bundle) for node in left), default=0)
+        if plan.unified and strategy == "PACK" and sum(blocks) <= most:
+            # Ray spreads them only where no node has room for all.
+            blocks = (sum(blocks),)
         chosen = assign_blocks(blocks, plan.bundle, left, what=what)
         for count, node in zip(blocks, chosen, strict=True):
             left[node] = left[node].without(plan.bundle, count)

@@ -23,6 +23,7 @@ from rl_distributed.cluster.config import (
     ClusterConfig,
     ClusterSize,
     PlacementStrategy,
+    check_bundle_resources,
     check_min_nodes,
 )
 from rl_distributed.cluster.node_ports import ports_of_slots
@@ -177,7 +178,7 @@ class RayVirtualCluster:
             )
         if self.deadline_s <= 0:
             raise ConfigError(f"deadline_s must be positive: got {self.deadline_s}")
-        _check_resources(self._bundle_resources)
+        check_bundle_resources(self._bundle_resources, self._requested_gpus)
         if self._requested_gpus and max(counts) > self.num_gpus_per_node:
             raise ConfigError(
                 "bundle_ct_per_node_list must not exceed num_gpus_per_node "
@@ -456,17 +457,3 @@ def _by_bundle(
         for row in rows
         for slot in row
     }
-
-
-def _check_resources(resources: Mapping[str, float]) -> None:
-    for name, amount in resources.items():
-        if name == "GPU" or not (amount > 0 or (name == "CPU" and amount == 0)):
-            raise ConfigError(
-                "bundle_resources must map names other than GPU to positive amounts, "
-                f"0 for CPU alone: got {name!r}: {amount!r}; GPUs follow from use_gpus"
-            )
-    if resources.get("CPU") == 0 and len(resources) == 1:
-        raise ConfigError(
-            "bundle_resources must name another resource beside 0 CPU, as Ray takes no "
-            f"empty bundle: got {dict(resources)}"
-        )

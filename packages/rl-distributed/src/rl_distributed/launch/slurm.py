@@ -23,7 +23,7 @@ from rl_distributed.config import Config
 
 __all__ = ["SlurmConfig", "SlurmContainer", "slurm_script"]
 
-_TIME = re.compile(r"(\d+-)?\d{1,2}(:\d{2}){0,2}|\d+")
+_TIME = re.compile(r"(\d+-)?\d+(:\d{2}){0,2}", re.ASCII)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Ports of one job: its Ray processes, then one for each worker process.
 _FIXED_PORTS = 16
@@ -131,6 +131,20 @@ class SlurmConfig(Config):
             "output": self.output,
             **{f"directives.{k}": f"{k}{v}" for k, v in self.directives.items()},
         }
+        own = {
+            "nodes": "num_nodes",
+            "cpus-per-task": "cpus_per_node",
+            "gpus-per-node": "gpus_per_node",
+            "ntasks-per-node": "",
+        }
+        for name, setting in own.items():
+            # The script starts Ray by its own numbers.
+            if name in self.directives:
+                remedy = f"set {setting}" if setting else "it is 1"
+                raise ValueError(
+                    f"directives.{name} must be left out: {remedy}; got "
+                    f"{self.directives[name]!r}"
+                )
         for name, text in texts.items():
             # A line break would end the directive and begin a line of shell.
             if re.search(r"[\n\r]", text):
@@ -147,7 +161,9 @@ def slurm_script(config: SlurmConfig) -> str:
     parts = [
         _directives(config),
         _PROLOGUE,
-        "\n".join(config.setup),
+        # Files of shells and activations of environments read variables that are not
+        # set.
+        "\n".join(["set +u", *config.setup, "set -u"]) if config.setup else "",
         _settings(config),
         _NODES_AND_TOKEN.replace("@address@", shlex.quote(config.address_command)),
         _certificates(config),
@@ -193,7 +209,13 @@ umask 077
 
 def _settings(config: SlurmConfig) -> str:
     lines = [
-        f"export {name}={shlex.quote(value)}" for name, value in config.env_vars.items()
+        # Since Slurm 22.05 srun does not take over --cpus-per-task of the job, and
+        # would give its steps one core each.
+        f'export SRUN_CPUS_PER_TASK="${{SLURM_CPUS_PER_TASK:-{config.cpus_per_node}}}"',
+        *(
+            f"export {name}={shlex.quote(value)}"
+            for name, value in config.env_vars.items()
+        ),
     ]
     # Consecutive jobs may share a node, so they get different blocks of ports.
     blocks = max(1, (_END_PORT - _FIRST_PORT) // config.ports_per_job)
@@ -306,6 +328,7 @@ def _start(config: SlurmConfig) -> str:
     script = f"""
 part_of_ray "${{on_head[@]}}" {ray} \\
   --head --include-dashboard=false --port="$port" \\
+  --ray-client-server-port=$((port + 7)) \\
   "${{ray_ports[@]}}" "${{resources[@]}}" &
 pids+=($!)
 """

@@ -345,10 +345,13 @@ class GroupWatch:
         *lines, connection.received = connection.received.split(b"\n")
         try:
             for line in lines:
+                if connection.rank < 0 and len(line) > _HELLO_BYTES:
+                    raise ValueError("no worker says so much before it is known")
                 self._understand(connection, line)
             if connection.rank < 0 and len(connection.received) > _HELLO_BYTES:
                 raise ValueError("no worker says so much before it is known")
-        except (ValueError, TypeError):
+        # RecursionError: JSON that nests too deep.
+        except (ValueError, TypeError, RecursionError):
             # Not one of our workers; strangers are not told why they are refused.
             self._disconnect(connection, events)
 
@@ -426,8 +429,11 @@ class GroupWatch:
                     events.append(WatchEvent("hung", (who,), detail))
         # Outside the lock, because `late` asks Ray.
         for call in self._calls.take_passed(now):
-            if late := call.late():
-                events.append(WatchEvent("late", late, call.detail()))
+            # Ray may have been shut down by now. Nobody is late then, and this thread
+            # must go on for whoever asks it.
+            with suppress(Exception):
+                if late := call.late():
+                    events.append(WatchEvent("late", late, call.detail()))
         return events
 
     def _close_all(self) -> None:
