@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from types import SimpleNamespace
+
 import pytest
 
 import rl_algorithms as rl
+import rl_models
+from rl_algorithms.distillation.config import DistillationConfig
 from rl_algorithms.grpo.config import GRPOConfig
+from rl_algorithms.ppo.config import PPOConfig
 from rl_algorithms.testing import weights_digest
 from rl_algorithms.trainers.ahead.start import check_ahead
 from rl_algorithms.trainers.setup.component_checks import check_components
 from rl_algorithms.trainers.setup.components import Components, Needs
+from rl_algorithms.trainers.setup.starting import Starter
 from rl_algorithms.trainers.steps.memory_turns import share_devices
 from rl_distributed.errors import ConfigError, ResourceInsufficientError
 
@@ -94,19 +101,76 @@ def test_refused_beside_a_generator_that_is_given():
         check_components(config(**APART), given, NEEDS, object())
 
 
-def test_refused_where_the_training_workers_sample():
+def test_refused_beside_a_policy_that_samples_by_itself():
+    class Own:
+        def generate(self, rows):
+            return rows
+
+        def train(self, rows):
+            return {}
+
+        def save_checkpoint(self, path):
+            raise NotImplementedError
+
+    given = Components(policy=Own(), environment=object())
+    with pytest.raises(ConfigError, match="or a policy that samples by itself"):
+        check_components(config(**APART), given, NEEDS, object())
+
+
+@pytest.mark.parametrize(
+    ("kind", "sections"),
+    [(GRPOConfig, {}), (PPOConfig, {}), (DistillationConfig, {"teacher": "t"})],
+)
+def test_refused_where_the_training_workers_sample(kind, sections):
+    generation = {"backend": "megatron", "max_new_tokens": 4}
+    policy = {"model_name": "m", "backend": "megatron", "generation": generation}
     with pytest.raises(ConfigError, match="generation_cluster is for a generator with"):
-        GRPOConfig.from_dict(
-            {
-                "policy": {
-                    "model_name": "m",
-                    "backend": "megatron",
-                    "generation": {"backend": "megatron", "max_new_tokens": 4},
-                },
-                **APART,
-            },
-            source="test",
+        kind.from_dict({"policy": policy, **sections, **APART}, source="test")
+
+
+def test_refused_where_nothing_is_sampled():
+    sections = {"distillation": {"on_policy": False}, "teacher": "t", **APART}
+    with pytest.raises(ConfigError, match="generation_cluster"):
+        DistillationConfig.from_dict(
+            {"policy": {"model_name": "m"}, **sections}, source="test"
         )
+
+
+def test_the_trainers_machines_are_taken_first(monkeypatch):
+    """The generator might take half of each node, and leave the trainer none whole."""
+    order = []
+
+    class Cluster:
+        def __init__(self, name):
+            self.name = name
+
+        def place(self):
+            order.append(self.name)
+
+    def generator(cluster, *settings, **more):
+        order.append(cluster.name)
+        return SimpleNamespace(shutdown=lambda: None)
+
+    monkeypatch.setattr(rl_models, "GenerationPolicy", generator)
+    with ExitStack() as closing:
+        starter = Starter(config(**APART), closing)
+        trainer, sampler = Cluster("cluster"), Cluster("generation_cluster")
+        starter.generation(sampler, None, trainer)
+        starter.generation(trainer, None, trainer)
+    assert order == ["cluster", "generation_cluster", "cluster"]
+
+
+def test_a_start_that_fails_leaves_no_machines_in_a_pool(
+    ray_cluster, tiny_model, tmp_path
+):
+    with rl.KeptWorkers() as own:
+        made = trainer(own, tiny_model, tmp_path / "fails", **APART)
+        broken = made.config.replace(
+            policy=made.config.policy.replace(model_name=str(tmp_path / "none"))
+        )
+        with pytest.raises(Exception, match="none"):
+            rl.GRPOTrainer(broken, pool=own).fit(ROWS, reward_fn=sevens, progress=False)
+        assert own.parts == {}
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from rl_algorithms.trainers.settings.asynchronous_config import (
 )
 from rl_algorithms.trainers.settings.rollout_config import (
     check_generation,
+    check_generation_cluster,
     check_second_length,
     with_generation,
     with_row_length,
@@ -49,6 +50,7 @@ _OF_TRAINING = (
 """Keys not read for a model that is never trained."""
 _OF_SAMPLING = (
     "env",
+    "generation_cluster",
     "rollout",
     "distillation.max_rollout_turns",
     "distillation.val_num_generations_per_prompt",
@@ -157,4 +159,5 @@ class DistillationConfig(AheadConfig):
         """Check that sampled answers fit, if any are sampled."""
         if self.distillation.on_policy:
             check_generation(self.policy)
+            check_generation_cluster(self.policy, self.generation_cluster)
         return self

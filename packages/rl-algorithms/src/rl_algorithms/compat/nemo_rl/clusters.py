@@ -22,7 +22,7 @@ _REFUSED = {
 
 
 def init_ray(log_dir: str | None = None) -> None:
-    """See `rl_distributed.init_ray`; attaches to a running cluster if there is one.
+    """See `rl_distributed.init_ray`; attaches to the cluster of `RAY_ADDRESS`, if set.
 
     Args:
         log_dir: Ignored with a warning: Ray's logs are in its own folder.

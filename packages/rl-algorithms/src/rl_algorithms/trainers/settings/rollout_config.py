@@ -25,6 +25,7 @@ __all__ = [
     "SamplingSettings",
     "TrainingRolloutSettings",
     "check_generation",
+    "check_generation_cluster",
     "check_second_length",
     "with_generation",
     "with_row_length",
@@ -165,14 +166,7 @@ class RolloutTrainerConfig(TrainerConfig):
     @model_validator(mode="after")
     def _check_generation(self) -> Self:
         check_generation(self.policy)
-        if self.generation_cluster is not None and shares_weights(self.policy):
-            assert self.policy.generation is not None
-            raise ValueError(
-                "generation_cluster is for a generator with workers of its own: got "
-                f"policy.generation.backend={self.policy.generation.backend}, which "
-                "samples in the workers that train; use another one (huggingface, "
-                "vllm), or set generation_cluster to null"
-            )
+        check_generation_cluster(self.policy, self.generation_cluster)
         return self
 
 
@@ -195,6 +189,23 @@ def check_generation(policy: PolicyConfig) -> None:
             "policy.generation.max_new_tokens must leave room for the prompt in "
             f"policy.max_total_sequence_length ({longest}): got {tokens}"
         )
+
+
+def check_generation_cluster(policy: PolicyConfig, apart: ClusterSize | None) -> None:
+    """Check that a generator with machines of its own has workers of its own.
+
+    Raises:
+        ValueError: It samples in the workers that train.
+    """
+    if apart is None or not shares_weights(policy):
+        return
+    assert policy.generation is not None
+    raise ValueError(
+        "generation_cluster is for a generator with workers of its own: got "
+        f"policy.generation.backend={policy.generation.backend}, which samples in the "
+        "workers that train; use another one (huggingface, vllm), or set "
+        "generation_cluster to null"
+    )
 
 
 def check_second_length(name: str, second: PolicyConfig, policy: PolicyConfig) -> None:

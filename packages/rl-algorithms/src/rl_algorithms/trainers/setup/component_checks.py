@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import rl_envs
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_algorithms.trainers.setup.components import Components, Needs
-from rl_algorithms.trainers.setup.own_policy import check_own_policy
+from rl_algorithms.trainers.setup.own_policy import check_own_policy, samples_itself
 from rl_algorithms.trainers.setup.starting import Scorer, section_of
 from rl_distributed.errors import ConfigError
 from rl_envs.interfaces import EnvironmentInterface
@@ -100,11 +100,12 @@ def check_components(
 
 def _check_room(config: TrainerConfig, given: Components, needs: Needs) -> None:
     """Reject clusters without room, or without a use."""
-    if config.sampling_cluster is not None and given.generation is not None:
+    own = given.policy is not None and samples_itself(given.policy)
+    if config.sampling_cluster is not None and (own or given.generation is not None):
         raise ConfigError(
             "generation_cluster is for a generator that the run starts, and one was "
-            "given: make that one with the cluster that it is to have, and leave "
-            "generation_cluster out"
+            "given (or a policy that samples by itself): make that one with the "
+            "cluster that it is to have, and leave generation_cluster out"
         )
     cluster = given.cluster
     free = getattr(cluster, "num_free_groups", None)

@@ -94,8 +94,11 @@ def start_components(
     sampling_cluster: RayVirtualCluster | None = kept.get("generation_cluster")
     if needs.generation and given.generation is None:
         sampling_cluster = sampling_cluster or starter.sampling_cluster() or cluster
+        # In the order of `check_clusters`, as each may take room that only the other
+        # could not do without.
+        first = cluster if needs.on_cluster(config).groups_to_start(given) else None
         jobs["generation"] = lambda: starter.generation(
-            present(sampling_cluster, "cluster"), kept.get("generation")
+            present(sampling_cluster, "cluster"), kept.get("generation"), first
         )
     if needs.environment:
         left = _left_environment(config, environment, pool)
@@ -107,7 +110,7 @@ def start_components(
     own = [each for each in (cluster, sampling_cluster) if each is not given.cluster]
     abandon: list[Callable[[], object]] = [kept.clear]
     abandon += [each.shutdown for each in own if each is not None]
-    started = run_all(jobs, signals, abandon)
+    started = _run_all(jobs, signals, abandon, pool)
     parts = replace(given, cluster=cluster, **started)
     # An environment object belongs to its creator, and is not kept for later trainers.
     kept |= {n: part for n, part in started.items() if part is not environment}
@@ -117,6 +120,22 @@ def start_components(
         sampler = cast("GenerationInterface", parts.required.policy)
         return replace(parts, generation=sampler)
     return _with_sync(parts, starter) if needs.generation else parts
+
+
+def _run_all(
+    jobs: dict[str, Callable[[], Any]],
+    signals: SignalGuard,
+    abandon: list[Callable[[], object]],
+    pool: KeptWorkers | None,
+) -> dict[str, Any]:
+    try:
+        return run_all(jobs, signals, abandon)
+    except BaseException:
+        # What has started is known to nobody, and would hold its machines while the
+        # next trainer waits for them.
+        if pool is not None:
+            pool.release()
+        raise
 
 
 def _with_sync(parts: Components, starter: Starter) -> Components:

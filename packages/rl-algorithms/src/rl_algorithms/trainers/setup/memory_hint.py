@@ -28,6 +28,10 @@ def memory_hint(config: TrainerConfig, error: BaseException) -> str | None:
         "policy.max_total_sequence_length": policy.max_total_sequence_length,
         "cluster.workers_per_node": cluster.workers_per_node,
     }
+    if config.sampling_cluster is not None:
+        settings["generation_cluster.workers_per_node"] = (
+            config.sampling_cluster.workers_per_node
+        )
     generation = policy.generation
     prefix = "policy.generation"
     if generation is not None:

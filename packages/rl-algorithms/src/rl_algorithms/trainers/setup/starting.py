@@ -176,8 +176,17 @@ class Starter:
         self,
         cluster: RayVirtualCluster,
         kept: rl_models.GenerationPolicy | None,
+        first: RayVirtualCluster | None = None,
     ) -> GenerationInterface:
-        """Start the generation workers, or load the model into kept ones."""
+        """Start the generation workers, or load the model into kept ones.
+
+        Args:
+            cluster: Where they run.
+            kept: Workers to load it into.
+            first: Another cluster to place before; it also starts Ray by its settings.
+        """
+        if first is not None and first is not cluster and kept is None:
+            first.place()
         policy = self._config.policy
         assert policy.generation is not None
         settings: dict[str, Any] = {
