@@ -28,6 +28,9 @@ from rl_models.types import SamplingParams
 from rl_models.weight_request import Pending
 from rl_models.weights.config import ProbeConfig, WeightSyncConfig
 from rl_models.weights.links import WeightLinks
+from rl_models.weights.loading import load_tensors
+from rl_models.weights.receiving import WeightReceiver
+from rl_models.weights.sending import WeightSender, whole_buckets
 from rl_models.weights.sync import PublishedWeights, WeightSynchronizer
 
 TRANSPORTS = ["object_store", "shared_memory", "collective", "file"]
@@ -556,11 +559,110 @@ def test_what_needs_one_machine_says_so(ray_cluster):
     links = WeightLinks(
         WeightSyncConfig(transport="file", folder="/nfs/w"), Apart("a"), Apart("b")
     )
-    assert links._make("file", 3, 1).folder == "/nfs/w/version-3"
+    folder = Path(links._make("file", 3, 1).folder)
+    assert (folder.parents[1], folder.name) == (Path("/nfs/w"), "version-3")
     config = WeightSyncConfig(transport="collective")
     link = WeightLinks(config, Apart("a"), Apart("b"))._make("collective", 3, 2)
     assert (link.address, link.num_receivers, link.backend) == ("10.0.0.1", 2, "gloo")
     assert WeightLinks(WeightSyncConfig(), Apart("a"), Apart("b")).joined(1) is None
+
+
+class Here:
+    """Both ends of a sync in this process: one tensor, and two replicas."""
+
+    uses_gpus = False
+    weight_version = 0
+
+    def __init__(self, value):
+        self.model = torch.nn.Linear(3, 1)
+        torch.nn.init.constant_(self.model.weight, value)
+        self.sender = WeightSender(
+            lambda request: whole_buckets(self.model.state_dict().items(), request, 0),
+            0,
+        )
+        self.node_ids = set()
+
+    def live_processes(self):
+        return [(0, 0, 1)]
+
+    def weight_link_address(self):
+        raise AssertionError("files need no address")
+
+    def open_weight_link(self, link, deadline_s):
+        self.sender.open(link, deadline_s)
+        return Pending(lambda left_s: None)
+
+    def start_weight_export(self, request, link=None):
+        digest = self.sender.send(link, request)
+        return Pending(lambda left_s: digest)
+
+
+class ReplicasHere(Here):
+    """Replicas that load in this process; some are lost as they join their link."""
+
+    def __init__(self, num_replicas=1, num_lost=0):
+        super().__init__(0.0)
+        self.live, self.num_lost = list(range(num_replicas)), num_lost
+        self.receivers = []
+        self.links = []
+
+    def live_processes(self):
+        return [(replica, 0, 1) for replica in self.live]
+
+    def open_weight_link(self, link, deadline_s):
+        self.links.append((link.num_receivers, len(self.live)))
+        self.receivers = [WeightReceiver(f"replica {r}") for r in self.live]
+        for index, receiver in enumerate(self.receivers):
+            receiver.open(link, index, deadline_s)
+        lost, self.num_lost = self.num_lost, 0
+
+        def finish(left_s):
+            if lost:
+                del self.live[-lost:]
+                raise WeightSyncError("A replica was lost before it joined the link.")
+
+        return Pending(finish)
+
+    def start_weight_update(self, source, request):
+        def finish(left_s):
+            for receiver in self.receivers:
+                weights = receiver.weights(source, request)
+                load_tensors(self.model, iter(weights), "a replica")
+                receiver.accept(weights.manifest(), request.kind)
+            self.weight_version = request.version
+
+        return Pending(finish)
+
+
+def in_files(value, folder, sink):
+    config = WeightSyncConfig(
+        transport="file", folder=str(folder), deadline_s=10.0, probe={"period": 0}
+    )
+    return WeightSynchronizer(Here(value), sink, config)
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+def test_files_of_a_killed_run_are_not_read(tmp_path, is_partial):
+    # Its files stay where nobody closes it.
+    in_files(1.0, tmp_path, ReplicasHere()).sync_weights(version=3)
+    (killed,) = tmp_path.iterdir()
+    written = sorted(killed.rglob("message-*"))
+    assert written
+    if is_partial:
+        written[-1].unlink()
+    sync = in_files(2.0, tmp_path, sink := ReplicasHere())
+    assert sync.sync_weights(version=3) == 3
+    assert sink.model.weight[0, 0] == 2.0
+    sync.close()
+    assert list(tmp_path.iterdir()) == [killed], "its own files are removed"
+
+
+def test_a_second_link_is_for_the_replicas_that_are_left(tmp_path):
+    sink = ReplicasHere(num_replicas=2, num_lost=1)
+    sync = in_files(1.0, tmp_path, sink)
+    assert sync.sync_weights() == 1
+    assert sink.links == [(2, 2), (1, 1)]
+    sync.close()
 
 
 def test_auto_shares_memory_where_it_can(trainer, generation, monkeypatch):

@@ -14,9 +14,11 @@ any rank sends, each has a link of its own (`LinkSet`).
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -87,6 +89,9 @@ class WeightLinks:
         self._link: TensorLink | LinkSet | None = None
         self._members: Any = None
         self._folder: Path | None = None
+        # Versions of other runs have the same numbers, and files of a run that was
+        # killed stay: replicas would read them in place of its own.
+        self._run = f"run-{secrets.token_hex(4)}"
 
     def planned(self, request: WeightRequest) -> WeightRequest:
         """Return a request with the ranks that send, if the transport takes several."""
@@ -111,16 +116,17 @@ class WeightLinks:
         if transport == "object_store":
             self.drop()
             return None
-        receivers = self._sink.live_processes()
-        members = self._source.live_processes(), receivers, senders
+        members = self._members_now(senders)
         if transport == "file" or members != self._members:
             # Files are for one version. A replaced replica joins again, and so does a
             # worker that has loaded another model: it has left the link for that.
             self.drop()
         if self._link is None:
-            self._link = self._join(transport, version, len(receivers), senders)
-            self._members = members
+            self._link = self._join(transport, version, senders)
         return self._link
+
+    def _members_now(self, senders: tuple[int, ...]) -> tuple[Any, Any, Any]:
+        return self._source.live_processes(), self._sink.live_processes(), senders
 
     @property
     def _source(self) -> LinkedSource:
@@ -150,8 +156,11 @@ class WeightLinks:
             link.close()
 
     def close(self) -> None:
-        """Close the link and remove the temporary folder."""
+        """Close the link and remove the folder of this run."""
         self.drop()
+        if self._config.folder is not None:
+            with suppress(OSError):  # no file was sent, or something else is in it
+                self._files().rmdir()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -173,14 +182,18 @@ class WeightLinks:
         return "shared_memory"
 
     def _join(
-        self, transport: str, version: int, count: int, senders: tuple[int, ...]
+        self, transport: str, version: int, senders: tuple[int, ...]
     ) -> TensorLink | LinkSet:
         failures: list[DistributedError] = []
         limit_s = self._config.link_deadline_s
         for _ in range(_ATTEMPTS):
-            link = self._build_all(transport, version, count, senders)
+            # Looked up for each link: a replica that was lost while the first one was
+            # joined will not join the second, and the trainer would wait for it.
+            members = self._members_now(senders)
+            link = self._build_all(transport, version, len(members[1]), senders)
             failures = self._open(link, limit_s)
             if not failures:
+                self._members = members
                 return link
             link.close()
             _logger.warning("a link for weights did not come up: %s", failures[0])
@@ -235,7 +248,7 @@ class WeightLinks:
 
     def _files(self) -> Path:
         if self._config.folder is not None:
-            return Path(self._config.folder)
+            return Path(self._config.folder) / self._run
         self._check_one_machine()
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="rl-weights-"))
