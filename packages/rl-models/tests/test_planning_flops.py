@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen3MoeConfig
 
@@ -64,3 +65,24 @@ def test_a_gpu_has_the_peak_of_its_longest_name():
     assert gpu_peak_tflops("NVIDIA H100 PCIe") == 756.0
     assert gpu_peak_tflops("NVIDIA H20") == 148.0
     assert gpu_peak_tflops("an unknown GPU") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA H200", 989.5),
+        ("NVIDIA GH200 480GB", 989.5),
+        ("NVIDIA GB200", 2500.0),
+        ("NVIDIA L40S", 362.0),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA A10G", None),
+        ("NVIDIA RTX A1000", None),
+        ("NVIDIA RTX A3000 Laptop GPU", None),
+        ("NVIDIA RTX A4000", None),
+        ("AMD Instinct MI250X", None),
+    ],
+)
+def test_a_name_within_another_is_another_gpu(name, peak):
+    assert gpu_peak_tflops(name) == peak

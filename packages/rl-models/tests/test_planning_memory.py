@@ -13,11 +13,14 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.config import OptimizerConfig, PolicyConfig
+from rl_models.generation.config import GenerationConfig
 from rl_models.lora_config import LoRAConfig
 from rl_models.planning.adapter_shape import AdapterShape
+from rl_models.planning.generator import plan_sync
 from rl_models.planning.layouts import Layout
 from rl_models.planning.memory import model_memory
 from rl_models.planning.model_shape import ModelShape, shape_of_config
+from rl_models.planning.phases import OtherModel, plan_phases
 from rl_models.planning.rank_memory import (
     MicroBatch,
     ModelMemory,
@@ -261,6 +264,71 @@ def test_data_parallel_ranks_share_weights_state_and_reduced_gradients() -> None
     cut = on(Layout(tensor=2))
     assert cut.weights == pytest.approx(alone.weights / 2, rel=0.01)
     assert cut.logits == alone.logits // 2
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_a_vocabulary_that_ranks_do_not_divide_is_gathered_whole(
+    precision: str, *, recomputes: bool
+) -> None:
+    policy = PolicyConfig.from_dict(
+        {
+            "model_name": "m",
+            "max_total_sequence_length": 64,
+            "precision": precision,
+            "dtensor": {
+                "shard_layers": True,
+                "activation_checkpointing": recomputes,
+            },
+        }
+    )
+
+    def on(layout: Layout, vocab_size: int) -> ModelMemory:
+        sizes = {**_SIZES, "model_type": "llama", "vocab_size": vocab_size}
+        part = MicroBatch(64, 64)
+        work = RankWork(part, part, 1, on_gpu=True)
+        return model_memory(shape_of_config(sizes, "m"), policy, layout, work)
+
+    each = 2 if precision == "bfloat16" else 4
+    hidden = int(_SIZES["hidden_size"])
+    for layout in (Layout(tensor=2), Layout(data=2, tensor=2)):
+        cut, whole = on(layout, 3000), on(layout, 3001)
+        # A single rank converts the head alone; others gather the embedding, too.
+        tables = 2 if layout.data > 1 else int(precision == "bfloat16")
+        more = tables * each * hidden * (3001 - 1500)
+        assert whole.gathered - cut.gathered == more
+
+
+def test_a_teacher_works_in_a_phase_of_its_own() -> None:
+    policy = PolicyConfig(model_name="m", max_total_sequence_length=64)
+    part = MicroBatch(256, 256)
+
+    def on(layers: int, *, is_trained: bool) -> ModelMemory:
+        sizes = {**_SIZES, "model_type": "llama", "num_hidden_layers": layers}
+        work = RankWork(part, part, 1, on_gpu=True, is_trained=is_trained)
+        shape = shape_of_config(sizes, "m")
+        return model_memory(shape, policy, Layout(data=2), work)
+
+    student, teacher = on(1, is_trained=True), on(40, is_trained=False)
+    plan = plan_phases(student, [OtherModel("teacher", teacher)])
+    phases = {phase.name: phase for phase in plan.phases}
+    assert phases["teacher"].total == student.resident + teacher.passing
+    assert phases["train"].parts["teacher"] == teacher.resident < teacher.passing
+    reference = plan_phases(student, [OtherModel("reference model", teacher)])
+    assert "teacher" not in {phase.name for phase in reference.phases}
+
+
+def test_buckets_hold_the_experts_of_a_layer() -> None:
+    shape = shape_of_config(
+        {**_SIZES, **_MOE, "model_type": "mixtral", "vocab_size": 64}, "m"
+    )
+    config = GenerationConfig.from_dict(
+        {"max_new_tokens": 8, "weight_sync": {"bucket_bytes": 1024}}
+    )
+    largest = 2 * 4 * 384 * 128
+    assert shape.largest_tensor == largest
+    found = plan_sync(shape, config, num_nodes=1).bucket_bytes
+    assert found == 3 * 4 * largest
 
 
 def test_tensor_parallel_ranks_cut_one_matrix_of_each_adapter() -> None:

@@ -111,7 +111,8 @@ class _Parts:
         """Parameters outside the layers, which are gathered together."""
         shape = self._shape
         ends = shape.embedding_parameters + shape.head_parameters
-        return ends // self._layout.tensor + shape.hidden_size
+        # A vocabulary that ranks do not divide is whole on each of them.
+        return ends // self._layout.vocabulary_parts(shape) + shape.hidden_size
 
     @property
     def _layer(self) -> int:
@@ -132,9 +133,10 @@ class _Parts:
             table = (
                 0 if self._shape.ties_embeddings else self._shape.embedding_parameters
             )
-            converted = self.whole - table // self._layout.tensor
+            table //= self._layout.vocabulary_parts(self._shape)
+            converted = self.whole - table
             if self._policy.dtensor.activation_checkpointing:
-                converted = self._ends - table // self._layout.tensor + self._layer
+                converted = self._ends - table + self._layer
             return self._compute_bytes * converted
         if not self._layout.is_sharded:
             return 0

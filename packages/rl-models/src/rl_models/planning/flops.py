@@ -11,6 +11,7 @@ table is only read), L layers, and H heads of Q dimensions.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,12 +20,14 @@ import numpy as np
 __all__ = ["PEAK_TFLOPS", "ModelFlops", "gpu_peak_tflops"]
 
 # Dense bfloat16 peaks from the vendors' data sheets. The first key contained in the
-# device's name counts, so longer names precede their prefixes ("H100 PCIe", "H100").
+# device's name as whole words counts, so longer names precede their prefixes ("H100
+# PCIe", "H100").
 PEAK_TFLOPS = {
     "GB300": 2500.0,
     "GB200": 2500.0,
     "B300": 2250.0,
     "B200": 2250.0,
+    "GH200": 989.5,
     "H200": 989.5,
     "H100 PCIe": 756.0,
     "H100 NVL": 835.0,
@@ -91,4 +94,8 @@ class ModelFlops:
 
 def gpu_peak_tflops(name: str) -> float | None:
     """Return the peak of the GPU of this name (torch's), or None for unknown ones."""
-    return next((peak for part, peak in PEAK_TFLOPS.items() if part in name), None)
+    for part, peak in PEAK_TFLOPS.items():
+        # Whole words only: an A10G or an RTX A1000 has another peak than A10 and A100.
+        if re.search(rf"\b{re.escape(part)}(?![A-Za-z0-9])", name):
+            return peak
+    return None

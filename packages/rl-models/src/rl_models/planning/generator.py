@@ -137,7 +137,7 @@ def plan_sync(
         transport = "shared_memory" if num_nodes == 1 else "object_store"
     each = 2 if config.precision == "bfloat16" else 4
     # A tensor is not split, so a bucket is at least as large as the largest one.
-    largest = max(settings.bucket_bytes, each * shape.embedding_parameters)
+    largest = max(settings.bucket_bytes, each * shape.largest_tensor)
     numbers = shape.num_parameters
     if adapter is not None:
         numbers = AdapterShape(shape, adapter).num_parameters

@@ -1,7 +1,7 @@
 """Memory of one rank's device in each phase of a step.
 
 ```
-start -> [generate -> log-probs -> train -> sync] -> ...
+start -> [generate -> teacher -> log-probs -> train -> sync] -> ...
 ```
 A trainer and a generator on the same devices take turns, but keep their weights: memory
 that one does not free counts in the phases of the other as well.
@@ -110,6 +110,12 @@ def plan_phases(
         base = {**own, **kept} if is_colocated else {}
         phases.append(Phase("generate", base | makes, not is_colocated))
     waiting = _waiting(generator, held["generator"])
+    for other in others:
+        if other.name == "teacher":
+            # It may be much larger than the policy, and no other phase has its pass.
+            rest = {n: b for n, b in kept.items() if n != other.name} | own
+            whole = {other.name: other.memory.passing}
+            phases.append(Phase(other.name, rest | whole | waiting))
     if computes_logprobs:
         phases.append(Phase("log-probs", _passing(policy, others) | waiting))
     phases.append(Phase("train", _training(policy) | kept | waiting))

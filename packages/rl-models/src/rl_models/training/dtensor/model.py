@@ -33,6 +33,7 @@ from rl_models.errors import UnsupportedModelError
 from rl_models.logit_chunks import logit_chunk_size
 from rl_models.ops.causal_lm import DTYPES, packing_obstacle as _packing_obstacle
 from rl_models.ops.varlen_attention import ATTENTION_NAME
+from rl_models.parallelism import check_model_divides
 from rl_models.training.dtensor.chunked_head import ChunkedHead
 from rl_models.training.dtensor.collectives import RankGroup, TensorRanks
 from rl_models.training.dtensor.context_parallel import (
@@ -87,11 +88,14 @@ def load_model(config: PolicyConfig, layout: Layout) -> tuple[Any, WeightSource 
         The model; and its weights, if ranks share it and each has to read its part.
 
     Raises:
-        ConfigError: `max_total_sequence_length` exceeds the model's context.
+        ConfigError: `max_total_sequence_length` exceeds the model's context, or its
+            heads, layers or experts cannot be cut as `parallelism` says.
         UnsupportedModelError: The config asks for packing or stages, which the model
             does not support.
     """
     model, weights = open_model(config, config.model_name, shared=layout.shares_model)
+    # The driver checks folders only: it cannot read the config of a model of the hub.
+    check_model_divides(config.parallelism, model.config.to_dict(), config.model_name)
     limit = context_length(model.config)
     if limit is not None and (config.max_total_sequence_length or 0) > limit:
         raise ConfigError(
