@@ -17,11 +17,10 @@ DEADLINE_S = 20.0
 
 
 class Workers:
-    """Two replicas of one worker; the test says which have a node."""
+    """Replicas of one worker; the test says which have a node."""
 
-    num_replicas = 2
-
-    def __init__(self, *unplaced: int) -> None:
+    def __init__(self, *unplaced: int, num_replicas: int = 2) -> None:
+        self.num_replicas = num_replicas
         self.lacking = set(unplaced)
         self.unplaced = list(unplaced)
         self.has_room = threading.Event()
@@ -113,6 +112,54 @@ def test_one_that_is_wanted_no_longer_is_not_started() -> None:
     wait_until(lambda: not workers.lacking)
     replicas.close()
     assert (replicas.live, workers.num_starts) == ([0], 0)
+
+
+def test_those_that_wait_for_a_node_are_among_the_wanted_ones() -> None:
+    workers = Workers(2, 3, num_replicas=4)
+    replicas = replicas_of(workers)
+    for _ in range(2):
+        replicas.resize(3)
+        assert (replicas.live, replicas.num_away) == ([0, 1], 2)
+    workers.has_room.set()
+    wait_until(lambda: replicas.live == [0, 1, 2])
+    wait_until(lambda: not workers.lacking)
+    assert (replicas.num_away, workers.num_starts) == (1, 1)
+    replicas.resize(4)
+    assert (replicas.live, replicas.num_away) == ([0, 1, 2, 3], 0)
+
+
+def test_one_whose_node_never_comes_counts_once() -> None:
+    workers = Workers(1)
+    waits, is_over = threading.Event(), threading.Event()
+
+    def wait_for_nodes(replica: int) -> None:
+        del replica
+        waits.set()
+        assert is_over.wait(DEADLINE_S)
+        raise WorkerDiedError("no node had room")
+
+    stands: Any = workers
+    stands.wait_for_nodes = wait_for_nodes
+    before = set(threading.enumerate())
+    replicas = replicas_of(workers)
+    assert waits.wait(DEADLINE_S)
+    (waiting,) = set(threading.enumerate()) - before
+    replicas.resize(1)
+    is_over.set()
+    waiting.join(DEADLINE_S)
+    assert (replicas.live, replicas.num_away) == ([0], 1)
+
+
+def test_a_new_budget_of_restarts_replaces_the_one_before() -> None:
+    workers = Workers()
+    replicas = replicas_of(workers)
+    replicas.renew(0)
+    replicas.lose(0, WorkerDiedError("killed"))
+    assert (replicas.settle(), replicas.num_away) == ([1], 1)
+    replicas.renew(1)
+    replicas.lose(1, WorkerDiedError("killed"))
+    wait_until(lambda: replicas.live == [1])
+    assert workers.num_starts == 1
 
 
 def test_the_least_number_fits_the_number_of_replicas() -> None:

@@ -25,6 +25,7 @@ __all__ = ["Replicas"]
 _logger = get_logger(__name__)
 
 _LOOK_S = 0.5
+_LOWERED = "generation.num_replicas was lowered"
 
 
 class Replicas:
@@ -97,8 +98,9 @@ class Replicas:
     def resize(self, wanted: int) -> None:
         """Have another number of replicas serve, at most as many as there are workers.
 
-        Nothing may be generated meanwhile. Surplus replicas are ended; additional ones
-        are restarted, also those that were given up, and wait for weights.
+        Nothing may be generated meanwhile. Surplus replicas are ended, those that wait
+        for a node first; additional ones are restarted, also those that were given up,
+        and wait for weights.
 
         Args:
             wanted: Number of replicas.
@@ -107,16 +109,19 @@ class Replicas:
             GenerationError: None is left to go on with.
             WorkerStartError: One did not come up; the number is what it was.
         """
-        live = self.settle()
-        if wanted <= len(live):
-            for replica in [*live[wanted:], *self._unplaced]:
-                self._retire(replica)
-            return
+        # Under one lock, so that no node comes between the look and the choice.
         with self._changed:
+            live = self.settle()
+            # Those whose node is still to come are among the wanted ones.
+            present = [*live, *sorted(self._unplaced)]
             spare = [*sorted(self._retired), *sorted(self._away)]
+            for replica in present[wanted:]:
+                self._forget(replica)
+        for replica in present[wanted:]:
+            self._workers.end(replica, _LOWERED)
         added: list[int] = []
         try:
-            for replica in spare[: wanted - len(live)]:
+            for replica in spare[: max(wanted - len(present), 0)]:
                 added.append(replica)
                 self._add(replica)
         except BaseException:
@@ -126,6 +131,11 @@ class Replicas:
             raise
 
     def _retire(self, replica: int) -> None:
+        self._forget(replica)
+        self._workers.end(replica, _LOWERED)
+
+    def _forget(self, replica: int) -> None:
+        """Have a replica count as one that is not wanted."""
         with self._changed:
             self._serving.discard(replica)
             self._waiting.discard(replica)
@@ -133,7 +143,6 @@ class Replicas:
             self._away.pop(replica, None)
             self._retired.add(replica)
             self._changed.notify_all()
-        self._workers.end(replica, "generation.num_replicas was lowered")
 
     def _add(self, replica: int) -> None:
         num_updates = self._num_updates
@@ -202,6 +211,9 @@ class Replicas:
         with self._changed:
             # Under one lock with the new state, so that no waiter sees the replica in
             # no state at all.
+            if not self._is_coming(replica):
+                # It was retired while it waited for a node, and counts as that.
+                return
             self._reviving.pop(replica, None)
             self._unplaced.discard(replica)
             if problem:
@@ -227,17 +239,23 @@ class Replicas:
         """
         if self._workers.lacks_node(replica):
             with self._changed:
+                if not self._is_coming(replica):
+                    return False
                 self._reviving.pop(replica, None)
                 self._unplaced.add(replica)
                 self._changed.notify_all()
             self._workers.wait_for_nodes(replica)
         with self._changed:
-            if self._is_closed or replica in self._retired:
+            # One that was retired may even be back by now, started by `resize`.
+            if self._is_closed or not self._is_coming(replica):
                 return False
             # Callers that need all replicas wait for it from here on.
             self._unplaced.discard(replica)
             self._reviving.setdefault(replica, time.monotonic())
         return True
+
+    def _is_coming(self, replica: int) -> bool:
+        return replica in self._reviving or replica in self._unplaced
 
     def settle(self) -> list[int]:
         """Wait until no replica is being started; return the live ones.
@@ -287,6 +305,11 @@ class Replicas:
             # the next update.
             self._waiting = live - self._serving
             self._changed.notify_all()
+
+    def renew(self, max_restarts: int) -> None:
+        """Allow this many restarts from now on, whatever was used before."""
+        with self._changed:
+            self._left = max_restarts
 
     def close(self) -> None:
         """Restart no more replicas."""
