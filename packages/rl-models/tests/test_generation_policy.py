@@ -1,19 +1,28 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import ray
 import torch
 
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.cluster.virtual_cluster import RayVirtualCluster
-from rl_distributed.errors import BatchError, ConfigError, RegistryError
+from rl_distributed.errors import (
+    BatchError,
+    ConfigError,
+    RegistryError,
+    WorkerDiedError,
+)
 from rl_models.errors import (
     ContextLengthError,
     ModelLoadError,
 )
 from rl_models.generation.config import GenerationConfig
 from rl_models.generation.worker import GenerationWorker
+from rl_models.policy import generation_replicas
 from rl_models.policy.generation_policy import GenerationPolicy
+from rl_models.policy.generation_replicas import GenerationReplicas
 from rl_models.types import SamplingParams
 
 CONFIG = GenerationConfig(max_new_tokens=8, start_deadline_s=120, call_deadline_s=60)
@@ -117,3 +126,92 @@ def test_what_can_be_known_is_refused_before_a_process_starts(cluster, tiny_fold
             model_name=tiny_folder,
         )
     assert len(ray.util.list_named_actors(all_namespaces=True)) == before
+
+
+class Group:
+    """Workers that do nothing, in the place of those of Ray."""
+
+    def __init__(self, cluster, builder, *, sharding_annotations, **settings):
+        self.world_size = sharding_annotations.shape["data_parallel"]
+        self.live_ranks = list(range(self.world_size))
+        self.settings = settings
+        self.is_shut_down = False
+
+    def warn_of_crowding(self, num_threads, name):
+        pass
+
+    def ranks_without_node(self):
+        return []
+
+    def end(self, ranks, cause):
+        pass
+
+    def restart(self, ranks):
+        pass
+
+    def shutdown(self, **how):
+        self.is_shut_down = True
+        return True
+
+
+@pytest.fixture
+def idle_policy(monkeypatch, tiny_folder):
+    monkeypatch.setattr(generation_replicas, "RayWorkerGroup", Group)
+    monkeypatch.setattr(GenerationReplicas, "_set_up", lambda self, replicas: None)
+    monkeypatch.setattr(GenerationReplicas, "_revive", lambda self, replica: True)
+    bundles = SimpleNamespace(use_gpus=False, bundle_counts=[2])
+    config = CONFIG.replace(max_restarts=0)
+    return GenerationPolicy(bundles, config, model_name=tiny_folder)
+
+
+def test_a_reload_without_room_leaves_what_is_served(idle_policy, tiny_folder):
+    before, group = idle_policy.config, idle_policy.group
+    idle_policy._served.version = 7
+    idle_policy.restore_weights_by(restore := lambda: None)
+    too_many = before.replace(num_replicas=3)
+    with pytest.raises(ConfigError, match="must not exceed the bundles"):
+        idle_policy.reload(too_many, model_name=tiny_folder, updates_in_flight=True)
+    assert idle_policy.config == before
+    assert not idle_policy.updates_in_flight
+    assert idle_policy.weight_version == 7
+    assert idle_policy._restore is restore
+    assert idle_policy.group is group
+    assert not group.is_shut_down
+
+
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_a_reload_brings_a_new_budget_of_restarts(
+    idle_policy, tiny_folder, max_restarts
+):
+    group, config = idle_policy.group, CONFIG.replace(max_restarts=max_restarts)
+    for _ in range(2):
+        idle_policy.reload(config, model_name=tiny_folder)
+        assert idle_policy.group is group, "nothing that it was made with differs"
+        live = idle_policy.replicas.live
+        idle_policy.replicas.lose(live[0], WorkerDiedError("killed"))
+        if max_restarts == 0:
+            assert idle_policy.replicas.settle() == [1]
+            break
+        assert idle_policy.replicas.settle() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reads"),
+    [
+        ("start_deadline_s", 7.0, lambda group: group["start_deadline_s"]),
+        ("call_deadline_s", 8.0, lambda group: group["call_deadline_s"]),
+        ("heartbeat_limit_s", 9.0, lambda g: g["failure_policy"].heartbeat_limit_s),
+        ("on_node_lost", "fail", lambda g: g["failure_policy"].on_node_lost),
+        ("min_replicas", 2, lambda g: g["failure_policy"].min_workers),
+        ("node_deadline_s", 5.0, lambda g: g["failure_policy"].resources_deadline_s),
+    ],
+)
+def test_a_reload_starts_workers_for_other_rules(
+    idle_policy, tiny_folder, name, value, reads
+):
+    group = idle_policy.group
+    config = idle_policy.config.replace(**{name: value})
+    idle_policy.reload(config, model_name=tiny_folder)
+    assert group.is_shut_down
+    assert reads(idle_policy.group.settings) == value
+    assert getattr(idle_policy.config, name) == value

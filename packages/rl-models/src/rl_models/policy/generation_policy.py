@@ -120,10 +120,12 @@ class GenerationPolicy(GenerationInterface):
     ) -> None:
         """Start over with another config and model, in the same processes.
 
-        A backend that needs other processes gets new ones.
+        A backend that needs other processes gets new ones; so do other deadlines, and
+        other rules for lost replicas and nodes. `max_restarts` counts from here on.
 
         Args:
-            config: See the class; `num_replicas` is not read again.
+            config: See the class; where the processes stay, `num_replicas` is not read
+                again.
             model_name: See the class.
             tokenizer_name: See the class.
             load_weights: See the class.
@@ -134,6 +136,7 @@ class GenerationPolicy(GenerationInterface):
         Raises:
             RegistryError: As the constructor.
             ModelLoadError: Likewise.
+            ConfigError: Likewise.
         """
         # Checked first: after a wrong setting the present model is still served.
         sampled = Sampled.checked(
@@ -146,6 +149,7 @@ class GenerationPolicy(GenerationInterface):
             updates_in_flight=updates_in_flight,
             on_gpu=self.cluster.use_gpus,
         )
+        self._fleet.check_room(sampled)
         self._end_following()
         self._begin(sampled)
         self._fleet.reload(sampled)

@@ -32,6 +32,16 @@ __all__ = ["GenerationReplicas", "Sampled"]
 
 _logger = get_logger(__name__)
 
+# What a group of workers and the state of its replicas are made with, and keep.
+_KEPT_SETTINGS = (
+    "start_deadline_s",
+    "call_deadline_s",
+    "heartbeat_limit_s",
+    "on_node_lost",
+    "min_replicas",
+    "node_deadline_s",
+)
+
 
 @dataclass(frozen=True)
 class Sampled:
@@ -232,16 +242,37 @@ class GenerationReplicas:
             raise
         return can_serve
 
+    def check_room(self, sampled: Sampled) -> None:
+        """Check that `reload` finds room, while the present replicas serve.
+
+        Raises:
+            ConfigError: There is none for the workers that it would start.
+        """
+        if self._needs_workers(sampled):
+            size = sampled.hosting.workers_per_replica
+            replica_layout(self.cluster, sampled.config.num_replicas, size)
+
+    def _needs_workers(self, sampled: Sampled) -> bool:
+        """Return whether the present workers do not fit what is to be sampled."""
+        if sampled.hosting != self.hosting or self._is_resized:
+            return True
+        return any(
+            getattr(sampled.config, name) != getattr(self.config, name)
+            for name in _KEPT_SETTINGS
+        )
+
     def reload(self, sampled: Sampled) -> None:
-        """Sample from another model, in the same processes where they fit it."""
-        before = self.hosting
+        """Sample from another model, in the same processes where they fit it.
+
+        Call `check_room` first: what is served before is forgotten here.
+        """
+        needs_workers = self._needs_workers(sampled)
         self.sampled = sampled
-        if sampled.hosting != before or self._is_resized:
-            # Raises while the present replicas can still serve.
-            self._layout(self.config.num_replicas)
+        if needs_workers:
             self.shutdown()
             self._start()
             return
+        self.replicas.renew(self.config.max_restarts)
         # Replicas that are being started would miss the setup.
         live = self.replicas.settle()
         self._set_up(live)
