@@ -280,6 +280,37 @@ def test_a_generator_apart_must_leave_the_trainer_something(folder: Path) -> Non
         )
 
 
+@pytest.mark.parametrize(
+    ("cluster", "resources", "message"),
+    [
+        ({"num_nodes": "2"}, {}, r"cluster\.num_nodes must be a whole number: got '2'"),
+        ({"gpus_per_node": "8"}, {}, r"cluster\.gpus_per_node must be a whole number"),
+        (
+            {},
+            {"gpus_per_node": "4"},
+            r"resources\.gpus_per_node must be a whole",
+        ),
+        ({}, {"num_nodes": 1.5}, r"resources\.num_nodes must be a whole number"),
+        (
+            {"num_nodes": 2},
+            {"num_nodes": 1, "gpus_per_node": 16},
+            r"must not exceed cluster\.gpus_per_node \(8\): got 16",
+        ),
+    ],
+)
+def test_sizes_of_clusters_that_cannot_be_are_refused(
+    folder: Path, cluster: dict[str, Any], resources: dict[str, Any], message: str
+) -> None:
+    apart = {"enabled": False, "resources": resources}
+    with pytest.raises(ConfigError, match=message):
+        changed(
+            folder,
+            "grpo_math",
+            policy={"generation": {"colocated": apart}},
+            cluster={"num_nodes": 1, "gpus_per_node": 8, **cluster},
+        )
+
+
 def test_megatron_samples_in_the_workers_that_train(folder: Path) -> None:
     generation = {"backend": "megatron", "colocated": {"enabled": False}}
     imported = changed(

@@ -267,6 +267,78 @@ def test_a_generator_of_its_own_shares_no_device(model: Path, capsys: Capture) -
     assert "must leave some of the 8 GPUs" in refused(capsys, *words)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "trainer", "generator"),
+    [
+        ("2x8x80GB", 12, (1, 4), (3, 4)),
+        ("8x80GB", 6, (1, 2), (1, 6)),
+        ("4x8x80GB", 16, (2, 8), (2, 8)),
+    ],
+)
+def test_advised_sections_fit_the_nodes(
+    model: Path,
+    capsys: Capture,
+    gpus: str,
+    ranks: int,
+    trainer: tuple[int, int],
+    generator: tuple[int, int],
+) -> None:
+    words = arguments(model, *_SAVING, "--gpus", gpus, "--generator-gpus", str(ranks))
+    assert _run([*words, "--json"], False) in (0, 2)
+    (plan,) = json.loads(capsys.readouterr().out)["stages"]
+    (said,) = [line for line in plan["remarks"] if line.startswith("to run it so")]
+    assert said.split("set ")[1].split() == [
+        f"{section}.{key}={number}"
+        for section, numbers in (
+            ("cluster", trainer),
+            ("generation_cluster", generator),
+        )
+        for key, number in zip(("num_nodes", "workers_per_node"), numbers, strict=True)
+    ]
+
+
+def test_weights_go_to_a_generator_on_other_nodes(model: Path, capsys: Capture) -> None:
+    apart = "generation_cluster.workers_per_node=8"
+
+    def transport(*words: str) -> str:
+        assert _run([*arguments(model, *_SAVING, *words), "--json"], False) in (0, 2)
+        (plan,) = json.loads(capsys.readouterr().out)["stages"]
+        return str(plan["weight_sync"]["transport"])
+
+    two, one = ("--gpus", "2x8x80GB"), ("--gpus", "8x80GB")
+    assert transport(*two, "--generator-gpus", "8") == "object_store"
+    assert transport(*two, apart) == "object_store"
+    assert transport(apart, "cluster.workers_per_node=8") == "object_store"
+    split = ("cluster.num_nodes=2", "cluster.workers_per_node=8")
+    assert transport(*split, "--generator-gpus", "8") == "object_store"
+    assert transport(*one, "--generator-gpus", "4") == "shared_memory"
+    assert transport("cluster.workers_per_node=8") == "shared_memory"
+
+
+def test_a_generator_apart_that_cannot_start_is_refused(
+    model: Path, capsys: Capture
+) -> None:
+    own = ("cluster.workers_per_node=6", "generation_cluster.workers_per_node=2")
+    shared = "policy.generation.vllm.tensor_parallel_size=4"
+    words = arguments(model, *_SAVING, *own, shared, "--gpus", "8x141GB")
+    told = refused(capsys, *words)
+    assert "tensor_parallel_size must divide the ranks that sample (gener" in told
+    assert "got 4 with 2" in told
+    wide = "generation_cluster.workers_per_node=16"
+    told = refused(capsys, *arguments(model, wide, "--gpus", "3x8x80GB"))
+    assert "workers_per_node must not exceed the GPUs of a node: got 16" in told
+
+
+def test_a_generator_apart_is_shared_by_its_own_ranks(
+    model: Path, capsys: Capture
+) -> None:
+    words = arguments(model, *_SAVING, "--generator-gpus", "2", "--gpus", "5x24GB")
+    assert _run([*words, "grpo.num_prompts_per_step=48"], False) == 2
+    advised = capsys.readouterr().out
+    # The trainer has 3 ranks, which would allow no replica of two.
+    assert "policy.generation.vllm.tensor_parallel_size=2" in advised
+
+
 def test_a_layout_that_cannot_be_run_yet_is_marked(
     model: Path, capsys: Capture
 ) -> None:

@@ -167,11 +167,13 @@ def _generator_ranks(plan: StagePlan) -> int:
     room = generation.vllm.gpu_memory_utilization * device * _MOST_WEIGHTS
     if generator.weights <= room:
         return 1
+    # A replica stays within a node of the generator.
+    ranks = plan.place.generator_ranks_per_node or plan.place.ranks_per_node
     columns = shape.expert_size or shape.intermediate_size
     possible = [
         size
-        for size in range(2, plan.place.ranks_per_node + 1)
-        if plan.place.ranks_per_node % size == 0
+        for size in range(2, ranks + 1)
+        if ranks % size == 0
         # vLLM splits heads and columns evenly, and replicates key-value heads only by
         # whole factors.
         and shape.num_heads % size == 0

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 
 from rl_algorithms.trainers.settings.config import TrainerConfig
 from rl_cli.gpus import Gpus
 from rl_cli.missing_keys import UNSET, how_to_set
 from rl_cli.plan_advice import Remedies, find_remedies, other_layouts
 from rl_cli.run_config import Run
-from rl_cli.run_plan import Place, StagePlan, plan_stage
+from rl_cli.run_plan import Place, StagePlan, chosen_backend, plan_stage
+from rl_distributed.cluster.config import ClusterSize
 from rl_distributed.errors import ConfigError
 from rl_models.config import PolicyConfig
 from rl_models.planning.layouts import Layout, layout_problems
@@ -102,7 +104,19 @@ def _place(
         if gpus is None:
             # The sections name the ranks of both.
             nodes, per_node = cluster.num_nodes, cluster.workers_per_node
-            return Place(gpus, nodes, per_node, generator_ranks)
+            if apart is None:
+                return Place(gpus, nodes, per_node)
+            return Place(
+                gpus, nodes, per_node, generator_ranks,
+                generator_ranks_per_node=apart.workers_per_node,
+                all_nodes=nodes + apart.num_nodes,
+            )  # fmt: skip
+        if apart is not None and apart.workers_per_node > gpus.per_node:
+            raise ConfigError(
+                "generation_cluster.workers_per_node must not exceed the GPUs of a "
+                f"node: got {apart.workers_per_node} with {gpus.describe()}; use at "
+                f"most {gpus.per_node}, and generation_cluster.num_nodes for more"
+            )
     if gpus is None:
         nodes, per_node = cluster.num_nodes, cluster.workers_per_node
     else:
@@ -127,7 +141,21 @@ def _place(
             f"{generator_ranks} of {nodes} x {per_node}; use {max(0, below)} or "
             f"{generator_ranks + left % per_node}"
         )
-    return Place(gpus, max(1, left // per_node), min(left, per_node), generator_ranks)
+    return Place(
+        gpus, max(1, left // per_node), min(left, per_node), generator_ranks,
+        generator_ranks_per_node=_ranks_per_node(
+            generator_ranks, per_node, apart if option == "generation_cluster" else None
+        ),
+        all_nodes=nodes,
+    )  # fmt: skip
+
+
+def _ranks_per_node(num_ranks: int, most: int, section: ClusterSize | None) -> int:
+    """Return the generator's ranks per node: those of its section, or the most."""
+    if section is not None:
+        return section.workers_per_node
+    # Nodes of a section have equal numbers of workers.
+    return num_ranks if num_ranks <= most else gcd(num_ranks, most)
 
 
 def _layout(policy: PolicyConfig, num_ranks: int) -> Layout:
@@ -152,3 +180,21 @@ def _check(
     problems = layout_problems(shape, layout, place.num_ranks)
     if problems:
         raise ConfigError("; ".join(problems))
+    _check_replicas(config, place)
+
+
+def _check_replicas(config: TrainerConfig, place: Place) -> None:
+    """Refuse replicas of vLLM that ranks of the generator cannot make up."""
+    generation = config.policy.generation
+    if generation is None:
+        return
+    on_gpu = place.gpus is not None or bool(config.cluster.use_gpus)
+    size = generation.vllm.tensor_parallel_size
+    ranks = place.generator_ranks or place.num_ranks
+    if chosen_backend(generation, on_gpu=on_gpu).backend != "vllm" or ranks % size == 0:
+        return
+    source = "generation_cluster" if place.generator_ranks else "cluster"
+    raise ConfigError(
+        "policy.generation.vllm.tensor_parallel_size must divide the ranks that sample "
+        f"({source}): got {size} with {ranks}; change either"
+    )

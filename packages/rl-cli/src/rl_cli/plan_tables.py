@@ -255,14 +255,13 @@ def _apart(plan: StagePlan) -> Iterator[str]:
     """Name the sections of a generator apart, where they are not those of the plan."""
     place, apart = plan.place, plan.config.sampling_cluster
     ranks, size = place.generator_ranks, place.ranks_per_node
-    per_node = size if place.gpus is None else place.gpus.per_node
-    nodes = ranks // per_node if ranks % per_node == 0 else 1
+    workers = place.generator_ranks_per_node
     if apart is None or apart.num_bundles != ranks:
         yield (
             "to run it so, set "
             f"cluster.num_nodes={place.num_nodes} cluster.workers_per_node={size} "
-            f"generation_cluster.num_nodes={nodes} "
-            f"generation_cluster.workers_per_node={ranks // nodes}"
+            f"generation_cluster.num_nodes={ranks // workers} "
+            f"generation_cluster.workers_per_node={workers}"
         )
 
 

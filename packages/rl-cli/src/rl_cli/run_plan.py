@@ -35,7 +35,7 @@ from rl_models.planning.phases import MemoryPlan, OtherModel, plan_phases
 from rl_models.planning.rank_memory import MicroBatch, ModelMemory, RankWork
 from rl_models.training.worker_sampler import shares_weights
 
-__all__ = ["Batches", "Place", "StagePlan", "plan_stage"]
+__all__ = ["Batches", "Place", "StagePlan", "chosen_backend", "plan_stage"]
 
 _ROWS_PER_PAIR = 2
 _GIB = 1 << 30
@@ -52,6 +52,10 @@ class Place:
     """Number of training ranks per node."""
     generator_ranks: int = 0
     """Number of ranks that only sample; 0: the generator shares the trainer's."""
+    generator_ranks_per_node: int = 0
+    """Number of these per node."""
+    all_nodes: int = 0
+    """Nodes of trainer and generator together; 0: the trainer's."""
 
     @property
     def num_ranks(self) -> int:
@@ -188,7 +192,7 @@ def plan_stage(
         sync = plan_sync(
             shape,
             policy.generation,
-            num_nodes=place.num_nodes,
+            num_nodes=place.all_nodes or place.num_nodes,
             adapter=policy.sent_adapter,
         )
     memory = plan_phases(
@@ -286,7 +290,7 @@ def _generator(
     generation = config.policy.generation
     if generation is None:
         return None
-    generation = _chosen_backend(generation, on_gpu=on_gpu)
+    generation = chosen_backend(generation, on_gpu=on_gpu)
     per_replica = 1
     if generation.backend == "vllm":
         per_replica = generation.vllm.tensor_parallel_size
@@ -317,7 +321,7 @@ def _generator(
     return replace(found, weights=0, held=0, cache=cache, cache_bytes_per_token=each)
 
 
-def _chosen_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfig:
+def chosen_backend(config: GenerationConfig, *, on_gpu: bool) -> GenerationConfig:
     """Return the config with `auto` resolved as if every engine were installed."""
     if config.backend != "auto":
         return config

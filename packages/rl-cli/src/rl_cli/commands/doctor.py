@@ -41,10 +41,11 @@ class Check:
 @click.option(
     "--ray/--no-ray",
     default=True,
-    help="Also start a local Ray cluster to check that it works.",
+    help="Also start a local Ray cluster, or join that of RAY_ADDRESS, to check that "
+    "it works.",
 )
 def doctor(as_json: bool, ray: bool) -> int:
-    """Check Python, packages, processors, memory, disk, GPUs and a local Ray cluster.
+    """Check Python, packages, processors, memory, disk, GPUs and Ray.
 
     Exits with 0 if there are no problems, with 1 otherwise.
 
@@ -137,12 +138,16 @@ def _ray() -> Iterator[Check]:
     from rl_distributed import init_ray, shutdown_ray  # noqa: PLC0415
     from rl_distributed.errors import DistributedError  # noqa: PLC0415
 
+    is_new = (os.environ.get("RAY_ADDRESS") or "local") == "local"
+    works, fails = ("starts", "does not start") if is_new else ("joined", "not joined")
     try:
-        # One CPU: this only shows that Ray starts, and should start few processes.
-        init_ray(num_cpus=1, deadline_s=RAY_DEADLINE_S)
+        # One CPU: this only shows that Ray starts, and should start few processes. The
+        # size of a running cluster is given.
+        init_ray(1 if is_new else None, deadline_s=RAY_DEADLINE_S)
         found = ray.cluster_resources()
-        yield Check("Ray", "ok", f"starts; {found.get('CPU', 0):.0f} CPU")
+        yield Check("Ray", "ok", f"{works}; {found.get('CPU', 0):.0f} CPU")
     except DistributedError as error:
-        yield Check("Ray", "problem", "does not start", str(error))
+        yield Check("Ray", "problem", fails, str(error))
     finally:
+        # A running cluster is only left.
         shutdown_ray()

@@ -266,9 +266,12 @@ def cluster_sections(recipe: TheirRecipe, backend: str | None) -> dict[str, Any]
     Args:
         recipe: The recipe.
         backend: Our generation backend; None if nothing samples.
+
+    Raises:
+        ConfigError: A number is none, or the cluster has too few GPUs for both.
     """
-    nodes = recipe.take("cluster.num_nodes", 1)
-    per_node = recipe.take("cluster.gpus_per_node", 1)
+    nodes = _whole(recipe, "cluster.num_nodes", 1)
+    per_node = _whole(recipe, "cluster.gpus_per_node", 1)
     cluster = {"num_nodes": nodes, "workers_per_node": per_node}
     at = "policy.generation.colocated"
     is_apart = not recipe.peek(f"{at}.enabled", True)
@@ -279,8 +282,13 @@ def cluster_sections(recipe: TheirRecipe, backend: str | None) -> dict[str, Any]
         recipe.leave(at, "the generator has the workers of the cluster")
         return {"cluster": cluster}
     recipe.take(f"{at}.enabled")
-    own_nodes = recipe.take(f"{at}.resources.num_nodes")
-    own_per_node = recipe.take(f"{at}.resources.gpus_per_node")
+    own_nodes = _whole(recipe, f"{at}.resources.num_nodes", 0)
+    own_per_node = _whole(recipe, f"{at}.resources.gpus_per_node", 0)
+    if own_per_node > per_node:
+        raise ConfigError(
+            f"{at}.resources.gpus_per_node must not exceed cluster.gpus_per_node "
+            f"({per_node}): got {own_per_node}; lower it, or raise that"
+        )
     recipe.leave(at, "generation_cluster has the machines of the generator")
     if nodes == 1:
         own_nodes, own_per_node = 1, own_per_node or per_node // 2
@@ -295,6 +303,16 @@ def cluster_sections(recipe: TheirRecipe, backend: str | None) -> dict[str, Any]
         )
     apart = {"num_nodes": own_nodes, "workers_per_node": own_per_node}
     return {"cluster": cluster, "generation_cluster": apart}
+
+
+def _whole(recipe: TheirRecipe, path: str, default: int) -> int:
+    """Return the whole number at a path, marking it as used."""
+    value = recipe.take(path, default)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    raise ConfigError(
+        f"{path} must be a whole number: got {value!r}; write it without quotes"
+    )
 
 
 def _vllm(recipe: TheirRecipe, at: str, ours: dict[str, Any]) -> None:
