@@ -15,8 +15,7 @@ from rl_distributed.transfer import receive_tensors
 from rl_models.config import PolicyConfig
 from rl_models.policy.training_policy import TrainingPolicy
 from rl_models.testing import TokenCrossEntropy
-from rl_models.training.dtensor import DTensorTrainingBackend
-from rl_models.training.dtensor.model import load_model
+from rl_models.training.dtensor import DTensorTrainingBackend, model
 from rl_models.types import LossInputType
 from rl_models.weight_request import WeightRequest
 from rl_models.weights.receiving import MessageReceiver
@@ -74,14 +73,17 @@ class _WholeLogits:
 @pytest.mark.parametrize(
     ("sizes", "has"), [({"pipeline": 3}, "2 layers"), ({"tensor": 8}, "4 .*heads")]
 )
-def test_ranks_refuse_a_layout_that_the_driver_could_not_check(tiny_model, sizes, has):
-    # The driver reads no config of a model of the hub.
+def test_ranks_refuse_a_layout_that_the_driver_could_not_check(
+    tiny_model, monkeypatch, sizes, has
+):
+    # As of a model of the hub, whose config the driver cannot read.
+    monkeypatch.setattr(model, "read_model_config", lambda name: None)
     config = PolicyConfig(
         model_name=str(tiny_model), parallelism=sizes, max_total_sequence_length=32
     )
     layout = SimpleNamespace(shares_model=True, num_stages=1)
     with pytest.raises(ConfigError, match=rf"must divide what .*{has}"):
-        load_model(config, layout)
+        model.load_model(config, layout)
 
 
 def test_stages_equal_one_rank(staged, tiny_model, make_batch, nll_loss):

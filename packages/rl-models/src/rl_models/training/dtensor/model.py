@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 
 from rl_distributed.errors import ConfigError
 from rl_models.checkpoint.context_length import context_length
+from rl_models.checkpoint.model_folder import read_model_config
 from rl_models.checkpoint.sharded import Box
 from rl_models.config import PolicyConfig
 from rl_models.errors import UnsupportedModelError
@@ -94,8 +95,10 @@ def load_model(config: PolicyConfig, layout: Layout) -> tuple[Any, WeightSource 
             does not support.
     """
     model, weights = open_model(config, config.model_name, shared=layout.shares_model)
-    # The driver checks folders only: it cannot read the config of a model of the hub.
-    check_model_divides(config.parallelism, model.config.to_dict(), config.model_name)
+    # The driver has checked folders: it cannot read the config of a model of the hub.
+    if read_model_config(config.model_name) is None:
+        sizes = model.config.to_dict()
+        check_model_divides(config.parallelism, sizes, config.model_name)
     limit = context_length(model.config)
     if limit is not None and (config.max_total_sequence_length or 0) > limit:
         raise ConfigError(
