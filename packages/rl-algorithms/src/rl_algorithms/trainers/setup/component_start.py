@@ -70,7 +70,7 @@ def start_components(
     cluster = given.cluster or kept.get("cluster")
     if cluster is None and _starts_anything(given, needs, environment):
         on_cluster = needs.on_cluster(config)
-        num_groups = len(groups) - (on_cluster != needs)
+        num_groups = len(groups) if on_cluster == needs else len(groups) - 1
         to_start = on_cluster.groups_to_start(given)
         cluster = starter.cluster(num_groups, to_start, signals)
     starts: dict[str, Callable[[], Any]] = {
