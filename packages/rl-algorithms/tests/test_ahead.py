@@ -25,6 +25,7 @@ from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.engine import RolloutEngine
 from rl_algorithms.rollout.judge import Judge
 from rl_algorithms.rollout.row_names import RowNames
+from rl_algorithms.rollout.trajectories import PlayedRow
 from rl_algorithms.trainers.ahead import scoring
 from rl_algorithms.trainers.ahead.answer_files import read_answers, write_answers
 from rl_algorithms.trainers.ahead.jobs import Job, Scoring
@@ -569,13 +570,13 @@ class TestResume:
                 assert time.monotonic() < end_s
             release.set()
         (odd, answer), *_ = saved.answers.items()
-        strange = replace(answer.played, metadata=[object()])
+        strange = PlayedRow(replace(answer.played.alone(), metadata=[object()]))
         more = {**saved.answers, 99: replace(answer, played=strange)}
         # Only values that are not plain are left out.
         assert write_answers(tmp_path, more) == {99}
         again = read_answers(tmp_path)
         assert set(again) == set(saved.answers)
-        row, found = answer.played.rows(), again[odd].played.rows()
+        row, found = (held.played.alone().rows() for held in (answer, again[odd]))
         assert torch.equal(row["input_ids"], found["input_ids"])
         assert torch.equal(row["token_mask"], found["token_mask"])
         assert (row["texts"], row["ending"]) == (found["texts"], found["ending"])
@@ -816,7 +817,7 @@ def test_a_call_that_hangs_does_not_hang_the_close(tokenizer):
 
     environment = Hanging()
     judge = Judge(OneCallAtATime(environment))
-    desk = EnvironmentDesk(judge, 1, lambda judged: None, pytest.fail)
+    desk = EnvironmentDesk(judge, 1, lambda *judged: None, pytest.fail)
     conversation = SimpleNamespace(log=[{}], metadata={"number": 1})
     job = SimpleNamespace(
         conversation=conversation, is_cancelled=False, begin=lambda: None
@@ -861,10 +862,6 @@ class Clocked:
     def step(self, logs, metadata, seeds):
         self.sizes.append(len(logs))
         self.clock.now_s += self.verdict_s * len(logs)
-        return self
-
-    def rows(self):
-        return list(range(self.sizes[-1]))
 
 
 def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
@@ -872,7 +869,7 @@ def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
     monkeypatch.setattr(scoring.time, "monotonic", lambda: clock.now_s)
     judge = Clocked(clock)
     failures = []
-    desk = EnvironmentDesk(judge, 4, lambda judged: None, failures.append)
+    desk = EnvironmentDesk(judge, 4, lambda *judged: None, failures.append)
     desk.close(DEADLINE_S)
     conversation = SimpleNamespace(log=[], metadata=None)
     job = SimpleNamespace(

@@ -12,7 +12,7 @@ import torch
 from rl_algorithms.asynchronous.checkpoint_state import saved_rows
 from rl_algorithms.asynchronous.staleness import StalenessRule
 from rl_algorithms.rollout.branches import Branch
-from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
+from rl_algorithms.rollout.trajectories import PlayedRow, Trajectories, TrajectoryNotes
 from rl_algorithms.trainers.ahead.answer_files import read_answers, write_answers
 from rl_algorithms.trainers.ahead.jobs import FinishedAnswer
 from rl_algorithms.trainers.ahead.saved import SavedAhead
@@ -66,7 +66,7 @@ def played(*, shift=0, metadata=None, error=None):
 
 
 def answer(prompt, version, *, sample=0, **row):
-    return FinishedAnswer(prompt, sample, 2, version, played(**row))
+    return FinishedAnswer(prompt, sample, 2, version, PlayedRow(played(**row)))
 
 
 def same(found, expected):
@@ -149,13 +149,13 @@ class TestFiles:
     def test_single_values_keep_their_shape(self, tmp_path):
         held = [np.array(5), torch.tensor(2.5), np.arange(6).reshape(2, 3).T]
         write_answers(tmp_path, {1: answer(0, 0, metadata=held)})
-        [found] = read_answers(tmp_path)[1].played.metadata
+        [found] = read_answers(tmp_path)[1].played.batch.metadata
         assert [value.shape for value in found] == [(), (), (3, 2)]
         assert all((a == b).all() for a, b in zip(found, held, strict=True))
 
     def test_an_answer_holds_only_its_own_tensors(self, tmp_path):
         write_answers(tmp_path, {n: answer(n, 0) for n in range(50)})
-        tokens = read_answers(tmp_path)[9].played.input_ids
+        tokens = read_answers(tmp_path)[9].played.batch.input_ids
         assert tokens.untyped_storage().nbytes() == tokens.numel() * 8
 
     def test_another_format_is_sampled_again(self, tmp_path):

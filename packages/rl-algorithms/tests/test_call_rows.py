@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from rl_algorithms.rollout import RolloutConfig, RolloutEngine
 from rl_algorithms.rollout.call_rows import CallRows
 from rl_algorithms.rollout.judge import Judge
-from rl_algorithms.rollout.open_conversation import FirstTurns
+from rl_algorithms.rollout.open_conversation import FirstTurns, judge_all
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 
 spec = importlib.util.spec_from_file_location(
@@ -59,15 +59,24 @@ def judge_of(log, metadata):
 class Played:
     """An engine, and conversations that it has opened."""
 
-    def __init__(self, tokenizer, names, *, versions=lambda call: call, columns=None):
-        self.generator = scripted.TokenGenerator(answer_of, versions)
+    def __init__(
+        self,
+        tokenizer,
+        names,
+        *,
+        versions=lambda call: call,
+        columns=None,
+        max_turns=2,
+        answers=answer_of,
+    ):
+        self.generator = scripted.TokenGenerator(answers, versions)
         self.judge = Judge(scripted.Judge(judge_of))
         self.pad = tokenizer.pad_token_id
         self.engine = RolloutEngine(
             self.generator,
             scripted.Judge(judge_of),
             tokenizer,
-            RolloutConfig(max_turns=2, max_total_sequence_length=40),
+            RolloutConfig(max_turns=max_turns, max_total_sequence_length=40),
         )
         prompts = ["a", "abc:ab", "h"]
         columns = columns or [{"until": 1}, {"until": 2}, {"until": 1}]
@@ -109,7 +118,7 @@ class Played:
                 if not one.goes_on:
                     break
                 one.answer(self.generator.generate(one.question()))
-        return [row.conversation.played() for row in self.rows]
+        return [row.conversation.played().alone() for row in self.rows]
 
 
 def as_values(value):
@@ -148,6 +157,85 @@ def test_together_is_each_by_itself(chosen, of_tokens):
     assert lengths == [row.conversation.num_tokens for row in alone.rows]
     for mine, its in zip(together.end(), alone.end(), strict=True):
         assert as_values(mine) == as_values(its)
+
+
+@settings(max_examples=40, deadline=None)
+@given(names(min_size=1), st.data())
+def test_only_answers_are_judged_together_as_each_by_itself(chosen, data):
+    tokenizer = scripted.ambiguous_tokenizer()
+    # Without this one, rows of more unequal length would be split.
+    limits = [{"task_limits": {"tokens": 3}}, {}, {}]
+    both = [
+        Played(tokenizer, chosen, versions=lambda call: 4, columns=limits, max_turns=1)
+        for _ in range(2)
+    ]
+    together, alone = both
+    call = together.call(together.rows)
+    for row in alone.rows:
+        row.answer(alone.generator.generate(row.question()))
+    # In any parts, as if several threads had asked the environment.
+    order = data.draw(st.permutations(range(len(chosen))))
+    ends = sorted(data.draw(st.sets(st.integers(1, len(chosen)))) | {len(chosen)})
+    for begin, end in zip([0, *ends], ends, strict=False):
+        part = [together.rows[place].conversation for place in order[begin:end]]
+        for one in data.draw(st.sets(st.sampled_from(part))):
+            assert one.begin() is not None  # that takes it out of the batch
+        logs, metadata = [one.log for one in part], [one.metadata for one in part]
+        judge_all(part, together.judge.step(logs, metadata))
+    for mine, its in zip(together.rows, alone.rows, strict=True):
+        one = its.conversation
+        one.begin()
+        one.judge(alone.judge.step([one.log], [one.metadata]))
+        assert not mine.conversation.needs_verdict
+        assert mine.conversation.num_tokens == one.num_tokens
+    assert len(call.rows) == len(chosen)
+    groups = [
+        [row.conversation.played() for row in played.rows[half]]
+        for played in both
+        for half in (slice(0, 1), slice(1, None))
+    ]
+    found = [
+        dict(
+            played.engine.finish([group for group in groups[at : at + 2] if group]).rows
+        )
+        for at, played in ((0, together), (2, alone))
+    ]
+    assert as_values(found[0]) == as_values(found[1])
+
+
+def test_rows_of_one_call_stay_together_unless_most_of_it_is_padding():
+    def of_length(call, row, seed):
+        return [3] * (30 if is_ragged and row == 0 else 2)
+
+    tokenizer = scripted.ambiguous_tokenizer()
+    for is_ragged in (False, True):
+        chosen = [(0, 0, sample, 0) for sample in range(8)]
+        played = Played(tokenizer, chosen, max_turns=1, answers=of_length)
+        played.call(played.rows)
+        conversations = [row.conversation for row in played.rows]
+        logs = [one.log for one in conversations]
+        verdict = played.judge.step(logs, [one.metadata for one in conversations])
+        judge_all(conversations, verdict)
+        rows = [one.played() for one in conversations]
+        assert len({id(row.batch) for row in rows}) == (8 if is_ragged else 1)
+        if not is_ragged:
+            # The generator's columns, which may be memory of the object store, are
+            # not held.
+            width = int(rows[0].batch.input_lengths.max())
+            assert rows[0].batch.input_ids.untyped_storage().nbytes() == 8 * 8 * width
+        assert [row.alone().size for row in rows] == [1] * 8
+
+
+def test_a_result_is_a_copy_of_the_rows():
+    played = Played(scripted.ambiguous_tokenizer(), [(0, 0, 0, 0)], max_turns=1)
+    played.call(played.rows)
+    [row] = played.end()
+    before = as_values(row)
+    result = played.engine.finish([[played.rows[0].conversation.played()]])
+    for name in ("rewards", "input_ids", "outcome"):
+        result.rows[name].fill_(77)
+    result.rows["texts"][0] = "changed"
+    assert as_values(played.rows[0].conversation.played().alone()) == before
 
 
 def test_limits_stop_strings_and_columns_are_those_of_each_row():
@@ -227,7 +315,7 @@ def test_rows_do_not_keep_the_columns_of_the_call_alive():
     for row, length in zip(
         played.rows, output["unpadded_sequence_lengths"].tolist(), strict=True
     ):
-        tokens = row.conversation.played().input_ids
+        tokens = row.conversation.played().batch.input_ids
         assert tokens.shape == (1, length)
         assert tokens.untyped_storage().nbytes() == 8 * length
     assert len(set(output["unpadded_sequence_lengths"].tolist())) > 1

@@ -71,11 +71,11 @@ class Desk:
         self.verdicts, self.failures = {}, []
         self.desk = RowDesk(Judge(workers), workers, self.take, self.fail)
 
-    def take(self, judged):
+    def take(self, scorings, verdict):
         with self.changed:
-            for scoring, verdict in judged:
+            for scoring, row in zip(scorings, verdict.rows(), strict=True):
                 assert scoring.job.name not in self.verdicts
-                self.verdicts[scoring.job.name] = verdict
+                self.verdicts[scoring.job.name] = row
             self.changed.notify_all()
 
     def fail(self, error):
@@ -185,7 +185,7 @@ def test_what_fails_fails_alone_and_a_mistake_ends_the_run():
 
 def test_an_error_in_what_follows_a_verdict_ends_the_run():
     class Strict(Desk):
-        def take(self, judged):
+        def take(self, scorings, verdict):
             # As where the chat template rewrites earlier messages.
             raise RolloutError("the next turn cannot be written")
 

@@ -39,7 +39,7 @@ from rl_algorithms.rollout.result import Outcome, RolloutResult
 from rl_algorithms.rollout.result_builder import Finisher
 from rl_algorithms.rollout.retries import ConfiguredRetry, RetryPolicy
 from rl_algorithms.rollout.row_names import RowNames
-from rl_algorithms.rollout.trajectories import Trajectories
+from rl_algorithms.rollout.trajectories import PlayedRow, Trajectories
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_distributed.errors import BatchError, DeadlineExceededError, WorkerError
 from rl_envs.agents.tasks import agent_limits_of
@@ -233,7 +233,7 @@ class RolloutEngine:
         )
 
     def finish(
-        self, groups: Sequence[Sequence[Trajectories]], num_retried: int = 0
+        self, groups: Sequence[Sequence[PlayedRow]], num_retried: int = 0
     ) -> RolloutResult:
         """Build the result of conversations that were played one at a time.
 
@@ -250,7 +250,7 @@ class RolloutEngine:
         played.group_index = torch.arange(len(groups)).repeat_interleave(sizes)
         return self._finisher.finish(played, num_retried)
 
-    def wants_again(self, played: Trajectories, attempt: int, elapsed_s: float) -> bool:
+    def wants_again(self, played: PlayedRow, attempt: int, elapsed_s: float) -> bool:
         """Return whether to retry a finished conversation.
 
         Args:
@@ -258,8 +258,12 @@ class RolloutEngine:
             attempt: Number of attempts so far.
             elapsed_s: Seconds since the first attempt began.
         """
+        rows = slice(played.row, played.row + 1)
         again = self._retry.rows_to_resample(
-            played.outcome, played.group_index, attempt, elapsed_s
+            played.batch.outcome[rows],
+            played.batch.group_index[rows],
+            attempt,
+            elapsed_s,
         )
         return bool(len(again))
 

@@ -69,6 +69,23 @@ class Verdict:
     errors: Sequence[Exception | None]
     """[M] exceptions raised in place of a verdict."""
 
+    def select(self, rows: Sequence[int]) -> Verdict:
+        """Return the verdict on some rows."""
+        if list(rows) == list(range(len(self.errors))):
+            return self
+        index = torch.tensor(rows, dtype=torch.int64)
+        return Verdict(
+            self.rewards[index],
+            {name: value[index] for name, value in self.named_rewards.items()},
+            self.outcome[index],
+            self.terminateds[index],
+            [self.observations[row] for row in rows],
+            [self.metadata[row] for row in rows],
+            [self.next_stop_strings[row] for row in rows],
+            [self.answers[row] for row in rows],
+            [self.errors[row] for row in rows],
+        )
+
     def rows(self) -> list[Verdict]:
         """Return the verdict on each row."""
         size = len(self.errors)

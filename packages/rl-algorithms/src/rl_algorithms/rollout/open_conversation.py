@@ -9,6 +9,7 @@ question -> (the generator) -> answer -> logs -> (the environment) -> judge --+
 own, and the caller batches whatever is waiting. Tokens, seeds and endings are the same.
 `FirstTurns` handles those that begin in the same call of the generator as a batch: the
 first answer is the only one in most runs, and row by row it costs several times more.
+Those of a single turn stay together until `judge_all` has applied their verdicts.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from rl_algorithms.data.types import LLMMessageLogType, PromptSpec, Tokenizer
 from rl_algorithms.rollout.config import RolloutConfig
 from rl_algorithms.rollout.conversations import Conversations
 from rl_algorithms.rollout.row_names import RowNames
+from rl_algorithms.rollout.trajectories import PlayedRow
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.task_limits import LIMITS_KEY
 from rl_models.tokens.tokenizer import pad_token_id
@@ -31,10 +33,13 @@ from rl_models.types import GenerationDatumSpec, GenerationOutputSpec
 if TYPE_CHECKING:
     from rl_algorithms.rollout.judge import Verdict
     from rl_algorithms.rollout.observations import ObservationEncoder
-    from rl_algorithms.rollout.trajectories import Trajectories
     from rl_envs.task_limits import TaskLimits
 
-__all__ = ["FirstTurns", "OpenConversation"]
+__all__ = ["FirstTurns", "OpenConversation", "judge_all"]
+
+# Rows stay together while padding takes at most half of their columns, which live as
+# long as one of the rows.
+_MOST_PADDED = 2
 
 # Columns of prompts that conversations read; others may not fit into one batch.
 _COLUMNS = (
@@ -77,6 +82,9 @@ class OpenConversation:
         self._names = RowNames(*one)
         self._start = prompt, tokenizer, limits
         self._opened: Conversations | None = None
+        self._beside: tuple[Conversations, int] | None = None
+        """Its row among others, until it is needed alone."""
+        self._played: PlayedRow | None = None
         self._config, self._observations = config, observations
         self._turn = 0
         self.needs_verdict = False
@@ -86,8 +94,12 @@ class OpenConversation:
 
     @property
     def _rows(self) -> Conversations:
-        """Its row, made when it is first needed unless by `FirstTurns`."""
-        if self._opened is None:
+        """Its row alone, made when it is first needed unless by `FirstTurns`."""
+        if self._beside is not None:
+            others, place = self._beside
+            self._opened, self._beside = others.part([place]), None
+            self._opened.names = self._names
+        elif self._opened is None:
             prompt, tokenizer, limits = self._start
             self._opened = Conversations(prompt, self._names, tokenizer, limits)
         return self._opened
@@ -95,7 +107,7 @@ class OpenConversation:
     @property
     def is_new(self) -> bool:
         """Whether `FirstTurns` can take it: nobody has asked for it alone."""
-        return self._opened is None
+        return self._opened is None and self._beside is None
 
     def fits_beside(self, other: OpenConversation) -> bool:
         """Return whether `FirstTurns` can have both."""
@@ -130,11 +142,17 @@ class OpenConversation:
     @property
     def log(self) -> LLMMessageLogType:
         """Messages of the conversation so far."""
+        if self._beside is not None:
+            others, place = self._beside
+            return others.message_logs[place]
         return self._rows.message_logs[0]
 
     @property
     def metadata(self) -> Any:
         """Metadata of the environment."""
+        if self._beside is not None:
+            others, place = self._beside
+            return others.active_metadata()[place]
         return self._rows.active_metadata()[0]
 
     def begin(self) -> int | None:
@@ -161,17 +179,22 @@ class OpenConversation:
             )
             self.goes_on = bool(self._rows.num_active)
 
-    def played(self) -> Trajectories:
-        """Return the row of a finished conversation, no wider than its tokens."""
+    def played(self) -> PlayedRow:
+        """Return the row of a finished conversation."""
+        if self._played is not None:
+            return self._played
         turns = self._config.max_turns
         played = self._rows.trajectories(
             self._config.max_total_sequence_length, is_last=True, turn_limit=turns > 1
         )
-        return played.narrowed()
+        return PlayedRow(played.narrowed())
 
     @property
     def num_tokens(self) -> int:
         """Number of sampled tokens."""
+        if self._beside is not None:
+            others, place = self._beside
+            return int(others.tokens.token_mask[place].sum())
         return int(self._rows.tokens.token_mask.sum())
 
 
@@ -221,12 +244,29 @@ class FirstTurns:
         return self._rows.generation_input(seeds)
 
     def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
-        """Add the output rows of `generate`; conversations go on by themselves."""
+        """Add the output rows of `generate`.
+
+        Conversations that may have further turns go on by themselves.
+        """
         self._rows.add_answers(output)
+        if self._stays_together:
+            for place, one in enumerate(self._conversations):
+                one._beside = self._rows, place
+                one._end_turn()
+            return
         rows = self._rows.split([one._names for one in self._conversations])
         for one, row in zip(self._conversations, rows, strict=True):
             one._opened = row
             one._end_turn()
+
+    @property
+    def _stays_together(self) -> bool:
+        tokens = self._rows.tokens
+        return self._conversations[
+            0
+        ]._config.max_turns == 1 and tokens.input_ids.size <= _MOST_PADDED * int(
+            tokens.lengths.sum()
+        )
 
     def _names(self, prompts: Sequence[int]) -> RowNames:
         return RowNames(
@@ -234,3 +274,38 @@ class FirstTurns:
             np.concatenate([one._names.sample for one in self._conversations]),
             np.concatenate([one._names.attempt for one in self._conversations]),
         )
+
+
+def judge_all(conversations: Sequence[OpenConversation], verdict: Verdict) -> None:
+    """Apply the verdict on the latest answers, with a row for each conversation.
+
+    Conversations of one call of the generator that end with this answer get theirs
+    together, which takes a tenth of the time of one by one.
+    """
+    together: dict[int, list[int]] = {}
+    for place, one in enumerate(conversations):
+        # Alone under a number of its own: no object has a negative identity.
+        key = -1 - place if one._beside is None else id(one._beside[0])
+        together.setdefault(key, []).append(place)
+    alone = [places[0] for places in together.values() if len(places) == 1]
+    verdicts = verdict.select(alone).rows() if alone else []
+    for place, row in zip(alone, verdicts, strict=True):
+        conversations[place].judge(row)
+    for places in together.values():
+        if len(places) > 1:
+            _judge_beside(
+                [conversations[place] for place in places], verdict.select(places)
+            )
+
+
+def _judge_beside(ended: Sequence[OpenConversation], verdict: Verdict) -> None:
+    """Apply the verdict on the only answers of conversations in one batch."""
+    beside = [one._beside for one in ended if one._beside is not None]
+    rows = beside[0][0].part([place for _, place in beside])
+    rows.add_verdict(verdict)
+    played = rows.trajectories(
+        ended[0]._config.max_total_sequence_length, is_last=True, turn_limit=False
+    ).narrowed()
+    for place, one in enumerate(ended):
+        one._played, one._beside = PlayedRow(played, place), (rows, place)
+        one.needs_verdict = False

@@ -64,11 +64,11 @@ class RowLimits:
         limits = [limits_of(each, default) for each in columns]
         return cls([limits[prompt] for prompt in prompts])
 
-    def row(self, row: int) -> RowLimits:
-        """Return the limits of one row by itself, with the same clock."""
-        one = RowLimits(self._limits[row : row + 1])
-        one._begin_s = self._begin_s
-        return one
+    def part(self, rows: Sequence[int]) -> RowLimits:
+        """Return the limits of some rows, with the same clock."""
+        part = RowLimits([self._limits[row] for row in rows])
+        part._begin_s = self._begin_s
+        return part
 
     def told(self, metadata: Sequence[Any]) -> list[Any]:
         """Return metadata with the limits in force, for environments that read them."""

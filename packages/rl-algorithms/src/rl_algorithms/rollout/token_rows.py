@@ -142,6 +142,17 @@ class TokenRows:
             found.append(one)
         return found
 
+    def part(self, rows: NDArray[np.int64]) -> TokenRows:
+        """Return a copy of some rows, no wider than their tokens."""
+        one = TokenRows.__new__(TokenRows)
+        one.__dict__.update(self.__dict__)
+        one.lengths = self.lengths[rows]
+        one.prompt_lengths = self.prompt_lengths[rows]
+        width = int(one.lengths.max())
+        for name in _WIDE:
+            setattr(one, name, getattr(self, name)[rows, :width])
+        return one
+
     def append(self, rows: NDArray[np.int64], tokens: Sequence[Sequence[int]]) -> None:
         """Append tokens that were not sampled: messages of the environment.
 

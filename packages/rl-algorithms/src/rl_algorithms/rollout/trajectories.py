@@ -23,7 +23,7 @@ from rl_distributed.batch.batched_data_dict import (
 from rl_distributed.batch.columns import concat_columns
 from rl_envs.outcomes import ConversationOutcome
 
-__all__ = ["Trajectories", "TrajectoryNotes"]
+__all__ = ["PlayedRow", "Trajectories", "TrajectoryNotes"]
 
 
 @dataclass
@@ -113,15 +113,28 @@ class Trajectories:
 
     @classmethod
     def joined(
-        cls, parts: Sequence[Trajectories], pads: Mapping[str, int | float]
+        cls, rows: Sequence[PlayedRow], pads: Mapping[str, int | float]
     ) -> Trajectories:
-        """Return the rows of all parts, concatenated.
+        """Return a copy of rows, in their order.
 
         Args:
-            parts: At least one.
+            rows: At least one.
             pads: Padding of the token columns, by name.
         """
-        return parts[0]._like(_join(parts, pads))
+        batches = {id(each.batch): each.batch for each in rows}
+        places: dict[int, list[int]] = {key: [] for key in batches}
+        for place, each in enumerate(rows):
+            places[id(each.batch)].append(place)
+        # Selected before they are joined: a batch may have many rows for other steps.
+        parts = [
+            batch.select(torch.tensor([rows[place].row for place in places[key]]))
+            if batch.size > 1
+            else batch
+            for key, batch in batches.items()
+        ]
+        joined = AnyRows(_join(parts, pads))
+        order = torch.tensor([place for found in places.values() for place in found])
+        return parts[0]._like(joined.select_indices(order.argsort()))
 
     def narrowed(self) -> Trajectories:
         """Return the rows, no wider than the longest."""
@@ -169,6 +182,20 @@ class Trajectories:
             named_rewards={n: columns[n] for n in columns if n not in own | noted},
             notes=TrajectoryNotes(**{name: columns[name] for name in noted}),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedRow:
+    """A row of a batch of played rows, which may have others for other steps."""
+
+    batch: Trajectories
+    row: int = 0
+
+    def alone(self) -> Trajectories:
+        """Return the row by itself, no wider than its tokens."""
+        if self.batch.size == 1:
+            return self.batch
+        return self.batch.select(torch.tensor([self.row])).narrowed()
 
 
 def _join(

@@ -14,7 +14,7 @@ from rl_algorithms.rollout.branches import Branch
 from rl_algorithms.rollout.judge import outcome_of
 from rl_algorithms.rollout.result import Outcome
 from rl_algorithms.rollout.row_names import RowNames
-from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
+from rl_algorithms.rollout.trajectories import PlayedRow, Trajectories, TrajectoryNotes
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_envs.agents.tasks import AgentResult, AgentReward
 from rl_envs.errors import AgentError
@@ -149,7 +149,7 @@ class AgentConversation:
         )
         return _Verdict(Outcome.ENVIRONMENT_ERROR, none, AgentError(said))
 
-    def played(self) -> Trajectories:
+    def played(self) -> PlayedRow:
         """Return the main row of the task, with its other rows as branches."""
         verdict = self._verdict()
         own = verdict.reward.conversations
@@ -167,8 +167,10 @@ class AgentConversation:
         reward = verdict.reward.reward
         if end is not None:
             reward = own.get(end.conversation, reward)
-        return _trajectories(
-            main, end, answers, branches, reward, verdict, self._names, self
+        return PlayedRow(
+            _trajectories(
+                main, end, answers, branches, reward, verdict, self._names, self
+            )
         )
 
     def notes(self, end: Answer | None, error: Exception | None) -> TrajectoryNotes:

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rl_algorithms.rollout.branches import Branch
-from rl_algorithms.rollout.trajectories import Trajectories, TrajectoryNotes
+from rl_algorithms.rollout.trajectories import PlayedRow, Trajectories, TrajectoryNotes
 from rl_algorithms.trainers.ahead.jobs import FinishedAnswer
 from rl_distributed.private_files import create_private_folder, write_private_text
 from rl_envs.outcomes import ConversationOutcome
@@ -56,7 +56,7 @@ def write_answers(checkpoint: Path, answers: Mapping[int, FinishedAnswer]) -> se
     for rows, answer in answers.items():
         mark = tensors.mark()
         try:
-            tree = _encode(_columns(answer.played), tensors)
+            tree = _encode(_columns(answer.played.alone()), tensors)
         except TypeError:
             tensors.forget(mark)
             left_out.add(rows)
@@ -88,7 +88,7 @@ def read_answers(checkpoint: Path) -> dict[int, FinishedAnswer]:
     return {
         int(rows): FinishedAnswer(
             **{name: tree[name] for name in _NAMES},
-            played=_trajectories(_decode(tree["row"], tensors)),
+            played=PlayedRow(_trajectories(_decode(tree["row"], tensors))),
         )
         for rows, tree in saved["answers"].items()
     }

@@ -24,7 +24,8 @@ from rl_algorithms.asynchronous.workers import Worker
 from rl_algorithms.rollout import RolloutEngine
 from rl_algorithms.rollout.generator_desk import GeneratorDesk, LoadableWeights
 from rl_algorithms.rollout.judge import Verdict
-from rl_algorithms.rollout.trajectories import Trajectories
+from rl_algorithms.rollout.open_conversation import judge_all
+from rl_algorithms.rollout.trajectories import PlayedRow
 from rl_algorithms.trainers.ahead.agents import AheadAgents
 from rl_algorithms.trainers.ahead.controller import Controller
 from rl_algorithms.trainers.ahead.jobs import FinishedAnswer, Job, Scoring
@@ -194,7 +195,7 @@ class AnswersInFlight:
             self._new_scorings.append(scoring)
         else:
             # In turn, not at once: a `Cancel` may follow among the same actions.
-            self._controller.do(lambda: self._settle(scoring))
+            self._controller.do(lambda: self._settle([scoring]))
 
     def send(self) -> None:
         """Pass everything prepared to the desks.
@@ -254,33 +255,37 @@ class AnswersInFlight:
         left = [ended for job in jobs for ended in job.take_ended()]
         self._environment.end_now(left, deadline_s)
 
-    def _settle(self, scoring: Scoring) -> None:
-        """Report an answer that has all its verdicts."""
-        if scoring.is_cancelled:
-            return
-        assert scoring.task is not None
-        self._scorings.pop(scoring.task, None)
-        job = scoring.job
-        played, asked = job.conversation.played(), job.asked
-        attempts = self._attempts[asked.prompt.number, asked.name.sample]
-        elapsed_s = time.monotonic() - attempts.began_s
-        values: dict[str, Any] = {
-            "worker": ENVIRONMENT,
-            "incarnation": 0,
-            "task": scoring.task,
-        }
-        if self._rollouts.wants_again(played, attempts.count, elapsed_s):
-            error = played.notes.errors[0]
-            self._controller.tell(
-                ev.ScoreFailed, **values, reason=str(error or "it got no reward")
-            )
-        else:
-            # An answer that failed for good counts as scored: the result of the step
-            # decides what becomes of it, as in a synchronous run.
-            self._finish(job, played, attempts.count)
-            self._controller.tell(ev.Scored, **values, reward=float(played.rewards[0]))
+    def _settle(self, scorings: Sequence[Scoring]) -> None:
+        """Report answers that have all their verdicts."""
+        scored: list[dict[str, Any]] = []
+        for scoring in scorings:
+            if scoring.is_cancelled:
+                continue
+            assert scoring.task is not None
+            self._scorings.pop(scoring.task, None)
+            job = scoring.job
+            played, asked = job.conversation.played(), job.asked
+            attempts = self._attempts[asked.prompt.number, asked.name.sample]
+            elapsed_s = time.monotonic() - attempts.began_s
+            values: dict[str, Any] = {
+                "worker": ENVIRONMENT,
+                "incarnation": 0,
+                "task": scoring.task,
+            }
+            if self._rollouts.wants_again(played, attempts.count, elapsed_s):
+                error = played.batch.notes.errors[played.row]
+                reason = str(error or "it got no reward")
+                self._controller.tell(ev.ScoreFailed, **values, reason=reason)
+            else:
+                # An answer that failed for good counts as scored: the result of the
+                # step decides what becomes of it, as in a synchronous run.
+                self._finish(job, played, attempts.count)
+                reward = float(played.batch.rewards[played.row])
+                scored.append({**values, "reward": reward})
+        if scored:
+            self._controller.tell_all(ev.Scored, scored)
 
-    def _finish(self, job: Job, played: Trajectories, attempts: int) -> None:
+    def _finish(self, job: Job, played: PlayedRow, attempts: int) -> None:
         """Keep an answer for its step."""
         name, oldest = job.asked.name, job.oldest_version
         assert oldest is not None  # noted before each call of the generator
@@ -348,22 +353,24 @@ class AnswersInFlight:
             self._environment.ask([Scoring(job, None) for job in going_on])
         self._report_answers(ended)
 
-    def take_verdicts(self, judged: Sequence[tuple[Scoring, Verdict]]) -> None:
+    def take_verdicts(self, scorings: Sequence[Scoring], verdict: Verdict) -> None:
         """Continue or report conversations after verdicts of the environment."""
         self._rollouts.note_progress()
-        whole = [each for each in judged if each[0].task is not None]
+        whole = [row for row, each in enumerate(scorings) if each.task is not None]
         if whole:
-            self._controller.do(partial(self._judge_all, whole))
-        jobs = []
-        for scoring, verdict in judged:
-            if scoring.task is not None:
-                continue
-            job = scoring.job
-            jobs.append(job)
-            job.judge(verdict)
+            judged = [scorings[row] for row in whole]
+            self._controller.do(
+                partial(self._judge_whole, judged, verdict.select(whole))
+            )
+        turns = [row for row, each in enumerate(scorings) if each.task is None]
+        if not turns:
+            return
+        jobs = [scorings[row].job for row in turns]
+        judge_all([job.turns for job in jobs], verdict.select(turns))
+        for row, job in zip(turns, jobs, strict=True):
             if job.is_cancelled:
                 # It was closed while the call was in flight, whose metadata is newer.
-                self._environment.end(verdict.metadata)
+                self._environment.end([verdict.metadata[row]])
             elif not job.conversation.goes_on:
                 self._environment.end(job.take_ended())
         going_on, ended = _parted(jobs)
@@ -371,17 +378,19 @@ class AnswersInFlight:
             self._generator.ask(going_on)
         self._report_answers(ended)
 
-    def _judge_all(self, judged: Sequence[tuple[Scoring, Verdict]]) -> None:
-        for scoring, verdict in judged:
-            self._judge(scoring, verdict)
-
-    def _judge(self, scoring: Scoring, verdict: Verdict) -> None:
-        if scoring.is_cancelled:
-            self._environment.end(verdict.metadata)
+    def _judge_whole(self, scorings: Sequence[Scoring], verdict: Verdict) -> None:
+        """Apply the verdict on whole answers, and report them."""
+        kept = [row for row, each in enumerate(scorings) if not each.is_cancelled]
+        if len(kept) < len(scorings):
+            gone = set(range(len(scorings))).difference(kept)
+            self._environment.end([verdict.metadata[row] for row in sorted(gone)])
+        if not kept:
             return
-        scoring.job.judge(verdict)
-        self._environment.end(scoring.job.take_ended())
-        self._settle(scoring)
+        judged = [scorings[row] for row in kept]
+        judge_all([each.job.turns for each in judged], verdict.select(kept))
+        for each in judged:
+            self._environment.end(each.job.take_ended())
+        self._settle(judged)
 
     def _report_answers(self, jobs: Sequence[Job]) -> None:
         if not jobs:

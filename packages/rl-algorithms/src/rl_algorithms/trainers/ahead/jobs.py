@@ -7,9 +7,8 @@ from typing import Any
 
 from rl_algorithms.asynchronous.actions import Sample
 from rl_algorithms.rollout.agents.conversation import AgentConversation
-from rl_algorithms.rollout.judge import Verdict
 from rl_algorithms.rollout.open_conversation import OpenConversation
-from rl_algorithms.rollout.trajectories import Trajectories
+from rl_algorithms.rollout.trajectories import PlayedRow
 from rl_distributed.batch.batched_data_dict import BatchedDataDict
 from rl_models.types import GenerationDatumSpec, GenerationOutputSpec, SamplingParams
 
@@ -43,36 +42,32 @@ class Job:
     @property
     def opening(self) -> OpenConversation | None:
         """The conversation, while `FirstTurns` can take it; None afterwards."""
-        return self._turns if self._turns.is_new else None
+        return self.turns if self.turns.is_new else None
 
     def question(self) -> BatchedDataDict[GenerationDatumSpec]:
         """Return the row that `generate` takes for the next answer."""
-        return self._turns.question()
+        return self.turns.question()
 
     def answer(self, output: BatchedDataDict[GenerationOutputSpec]) -> None:
         """Take the row that `generate` gave back."""
-        self._turns.answer(output)
+        self.turns.answer(output)
 
     def fail(self, error: Exception) -> None:
         """End the conversation, as nothing could be sampled."""
-        self._turns.fail(error)
+        self.turns.fail(error)
 
     def begin(self) -> int | None:
         """Return the seed with which the environment begins; None: it has begun."""
-        return self._turns.begin()
+        return self.turns.begin()
 
     def take_ended(self) -> list[Any]:
         """Return the metadata to close, once; none for a conversation of an agent."""
         if isinstance(self.conversation, AgentConversation):
             return []
-        return self._turns.take_ended()
-
-    def judge(self, verdict: Verdict) -> None:
-        """Take the verdict on the newest answer."""
-        self._turns.judge(verdict)
+        return self.turns.take_ended()
 
     @property
-    def _turns(self) -> OpenConversation:
+    def turns(self) -> OpenConversation:
         """A conversation whose turns are requested here, unlike those of an agent."""
         assert isinstance(self.conversation, OpenConversation)
         return self.conversation
@@ -90,7 +85,7 @@ class FinishedAnswer:
     """Number of attempts that it took."""
     oldest_version: int
     """Oldest version of its tokens, by the schedule's count."""
-    played: Trajectories
+    played: PlayedRow
     """Its row."""
 
 

@@ -49,7 +49,8 @@ class RowDesk(EnvironmentDesk):
     Args:
         judge: The environment behind checks.
         host: The same environment.
-        on_verdicts: Called with verdicts, in the thread that received them.
+        on_verdicts: Called with an answer and its verdict, in the thread that received
+            it.
         on_failure: Called with an exception that ended a thread.
     """
 
@@ -57,7 +58,7 @@ class RowDesk(EnvironmentDesk):
         self,
         judge: Judge,
         host: RowHost,
-        on_verdicts: Callable[[Sequence[tuple[Scoring, Verdict]]], None],
+        on_verdicts: Callable[[Sequence[Scoring], Verdict], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         # Its only thread closes conversations.
@@ -113,7 +114,7 @@ class RowDesk(EnvironmentDesk):
             return
         if isinstance(found, Exception):
             found = self._judge.failed([job.metadata], found)
-        self._on_verdicts([(scoring, found)])
+        self._on_verdicts([scoring], found)
 
     def _poll(
         self, begin: list[RowJob], cancel: list[int], wait_s: float, worker: int

@@ -8,6 +8,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torch import Tensor
+
 from rl_algorithms.asynchronous import actions as act, events as ev
 from rl_algorithms.asynchronous.checkpoint_state import saved_rows
 from rl_algorithms.asynchronous.schedule import Schedule
@@ -15,7 +17,6 @@ from rl_algorithms.asynchronous.staleness import StalenessRule
 from rl_algorithms.asynchronous.workers import TRAINER
 from rl_algorithms.errors import ScheduleError
 from rl_algorithms.rollout import RolloutEngine, RolloutResult
-from rl_algorithms.rollout.trajectories import Trajectories
 from rl_algorithms.trainers.ahead.answers_in_flight import (
     ENVIRONMENT,
     GENERATOR,
@@ -181,16 +182,16 @@ class AheadSampler:
         groups = self._answers.of_step(train)
         played = [[answer.played for answer in group] for group in groups]
         result = self._rollouts.finish(played, self._answers.num_retried(train))
+        versions = result.rows["token_versions"]
         ages = [
             train.step - answer.oldest_version for group in groups for answer in group
         ]
-        mixed = [float(_mixes_versions(row)) for group in played for row in group]
         with self._changed:
             dropped, self._num_dropped = self._num_dropped, 0
         return result, {
             "asynchronous/staleness_mean": Mean.of([float(age) for age in ages]),
             "asynchronous/staleness_max": Max(float(max(ages))),
-            "asynchronous/mixed_version_rate": Mean.of(mixed),
+            "asynchronous/mixed_version_rate": Mean.of(_mix_versions(versions).float()),
             "asynchronous/num_dropped_groups": Sum(float(dropped)),
         }
 
@@ -438,7 +439,12 @@ class AheadSampler:
         )
 
 
-def _mixes_versions(played: Trajectories) -> bool:
-    """Return whether weights of several versions have sampled the tokens of a row."""
-    versions = played.token_versions
-    return len(set(versions[versions >= 0].tolist())) > 1
+def _mix_versions(versions: Tensor) -> Tensor:
+    """Return [N] bool, whether weights of several versions have sampled a row.
+
+    Args:
+        versions: [N, S] version of each token; below 0 for tokens not sampled.
+    """
+    newest = versions.amax(1)
+    oldest = versions.where(versions >= 0, newest[:, None]).amin(1)
+    return oldest < newest

@@ -38,8 +38,8 @@ class EnvironmentDesk:
     Args:
         judge: The environment behind checks.
         calls_at_once: Number of threads.
-        on_verdicts: Called with the verdicts of a call, in the thread that received
-            them.
+        on_verdicts: Called with answers and the verdict on them, a row for each, in
+            the thread that received it.
         on_failure: Called with an exception that ended a thread.
     """
 
@@ -47,7 +47,7 @@ class EnvironmentDesk:
         self,
         judge: Judge,
         calls_at_once: int,
-        on_verdicts: Callable[[Sequence[tuple[Scoring, Verdict]]], None],
+        on_verdicts: Callable[[Sequence[Scoring], Verdict], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._judge, self._on_verdicts = judge, on_verdicts
@@ -175,7 +175,7 @@ class EnvironmentDesk:
             [s.job.begin() for s in taken] if self._judge.begins else None,
         )
         self._note_duration((time.monotonic() - began_s) / len(taken))
-        self._on_verdicts(list(zip(taken, verdict.rows(), strict=True)))
+        self._on_verdicts(taken, verdict)
 
 
 class OneCallAtATime(EnvironmentInterface[Any]):
