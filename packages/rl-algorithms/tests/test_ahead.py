@@ -855,6 +855,7 @@ class Clocked:
     """A judge whose verdicts take as long as the test sets."""
 
     begins = False
+    row_s = None
 
     def __init__(self, clock):
         self.clock, self.sizes, self.verdict_s = clock, [], 0.0
@@ -885,15 +886,27 @@ def test_calls_of_a_quick_environment_take_several_answers(monkeypatch):
         return size
 
     # Nothing is known at first; then a share, so that all threads have work.
-    assert size_of_call(64, 0.0001) == 1
+    assert size_of_call(64, 0.004) == 1
+    for _ in range(30):
+        size_of_call(64, 0.004)
+    assert size_of_call(64, 0.004) == 16
+    assert size_of_call(5, 0.004) == 2
+    # What takes no time is no work for several threads.
     for _ in range(30):
         size_of_call(64, 0.0001)
-    assert size_of_call(64, 0.0001) == 16
-    assert size_of_call(5, 0.0001) == 2
+    assert size_of_call(64, 0.0001) == 64
+    assert size_of_call(5, 0.0001) == 5
     assert size_of_call(1, 5.0) == 1
     # A slow one counts for a while.
     assert size_of_call(64, 0.0001) == 1
     assert judge.sizes[-1] == 1
+    # An environment may know its time better than the calls tell.
+    judge.row_s = 0.0001
+    assert size_of_call(64, 0.004) == 64
+    judge.row_s = 0.004
+    assert size_of_call(64, 0.0001) == 16
+    judge.row_s = 5.0
+    assert size_of_call(64, 0.0001) == 1
     assert not failures
 
 

@@ -40,7 +40,7 @@ def reward(prompt, response):
 host = EnvironmentHost(pickle.dumps(EnvironmentSpec.of(reward)))
 abilities = host.abilities()
 log = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "four"}]
-answer = host.step([log], [None])
+answer = host.step([log], [None]).value
 print(abilities.is_function, "torch" in sys.modules)
 print({name: str(column) for name, column in answer.rewards.items()})
 print(answer.terminateds, type(answer.terminateds).__module__)
@@ -70,5 +70,5 @@ def test_a_subclass_of_the_wrapper_keeps_its_tensors():
     spec = EnvironmentSpec.of(Clamped(lambda prompt, response: 5.0))
     host = EnvironmentHost(cloudpickle.dumps(spec))
     assert not host.abilities().is_function
-    answer = host.step([LOG], [None])
+    answer = host.step([LOG], [None]).value
     assert torch.equal(answer.rewards, torch.tensor([1.0]))

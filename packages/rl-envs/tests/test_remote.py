@@ -344,7 +344,7 @@ def test_the_host_runs_without_ray() -> None:
         EnvironmentHost(b"garbage")
     host = EnvironmentHost(cloudpickle.dumps(EnvironmentSpec.of("sorting")))
     assert host.abilities().tools == []
-    assert list(host.step([], []).terminateds) == []
+    assert list(host.step([], []).value.terminateds) == []
 
 
 def test_tools_and_groups_in_another_process() -> None:
@@ -444,3 +444,40 @@ def test_calls_of_several_threads_share_the_workers(tmp_path: Path) -> None:
             pytest.raises(DeadlineExceededError, match=r"raise env\.num_workers"),
         ):
             environment.step(*batch_of(["c"], **folders))
+
+
+def test_rows_that_take_no_time_are_not_split_among_all_workers() -> None:
+    class Answers(EnvironmentInterface[Any]):
+        """Answers with the process that judged a row; `slow` takes its time."""
+
+        def step(self, message_log_batch: Any, metadata: Any) -> EnvironmentReturn[Any]:
+            words = [log[-1]["content"] for log in message_log_batch]
+            time.sleep(0.05 * words.count("slow"))
+            size = len(words)
+            return EnvironmentReturn(
+                observations=[{"role": "environment", "content": ""}] * size,
+                metadata=list(metadata),
+                next_stop_strings=[None] * size,
+                rewards=torch.zeros(size),
+                terminateds=torch.ones(size, dtype=torch.bool),
+                answers=[str(os.getpid())] * size,
+            )
+
+    def num_workers(environment: RemoteEnvironment, word: str) -> int:
+        answers = environment.step(*batch_of([word] * 8)).answers
+        assert answers is not None
+        assert len(answers) == 8
+        return len(set(answers))
+
+    with RemoteEnvironment(Answers(), num_workers=4) as environment:
+        assert environment.row_s is None
+        assert environment.step([], []).answers == []
+        assert environment.row_s is None
+        # Unknown rows may be slow, and then all workers are used.
+        assert num_workers(environment, "quick") == 4
+        assert num_workers(environment, "quick") == 1
+        assert environment.row_s is not None
+        assert num_workers(environment, "slow") == 1
+        assert environment.row_s >= 0.01
+        assert num_workers(environment, "slow") == 4
+        assert num_workers(environment, "quick") == 4  # one call is no rule

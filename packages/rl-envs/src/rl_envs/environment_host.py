@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -29,7 +30,7 @@ from rl_envs.row_jobs import RowFailure, RowJob, RowPoll
 from rl_envs.rows_in_flight import RowsInFlight
 from rl_envs.task_limits import TaskLimits
 
-__all__ = ["Abilities", "DriverNames", "EnvironmentHost"]
+__all__ = ["Abilities", "DriverNames", "EnvironmentHost", "TimedReturn"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,14 @@ class Abilities:
     """It has a `close` of its own."""
     calls_at_once: int = 1
     """Number of concurrent calls that it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimedReturn:
+    """What an environment returned for a batch, and how long it took."""
+
+    value: EnvironmentReturn[Any]
+    elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +185,19 @@ class EnvironmentHost:
         begun = self.reset([rows[row] for row in new], list(new.values()))
         for row, value in zip(new, begun, strict=True):
             rows[row] = value
-        return self.step(message_logs, rows)
+        return self._step(message_logs, rows)
 
     def step(
         self, message_logs: Sequence[MessageLog], metadata: Sequence[Any]
-    ) -> EnvironmentReturn[Any]:
+    ) -> TimedReturn:
         """Score rows."""
+        began_s = time.monotonic()
+        value = self._step(message_logs, metadata)
+        return TimedReturn(value, time.monotonic() - began_s)
+
+    def _step(
+        self, message_logs: Sequence[MessageLog], metadata: Sequence[Any]
+    ) -> EnvironmentReturn[Any]:
         if isinstance(self._environment, FunctionalRewardWrapper) and self._is_function:
             return self._environment.plain_step(message_logs, metadata)
         return self._environment.step(message_logs, metadata)

@@ -114,6 +114,9 @@ class EnvironmentInterface(ABC, Generic[MetadataT]):
     conversations then waiting; any other run makes one call after another. With
     `env.num_workers`, each worker judges as many conversations at a time, so that they
     wait for slow tools or services together."""
+    row_s: float | None = None
+    """Mean time of a row in `step`, in seconds, if it is known. The time of a call from
+    another process says little about it where processors are busy."""
     task_limits: TaskLimits = TaskLimits()
     """Limits of each task, enforced by rollouts; `env.limits` of a run and the column
     `task_limits` of a row override them."""

@@ -10,12 +10,14 @@ step(B rows) --chunks--> RayWorkerGroup of EnvironmentHost --> EnvironmentReturn
 | worker | a chunk | its reply | the environment | the environment, or being killed |
 
 `EnvironmentWorkers` owns the group and decides what happens after a death. Calls from
-several threads share the workers: each uses those that are idle.
+several threads share the workers: each uses those that are idle, or fewer if its rows
+take less time than the calls of more workers would.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -43,6 +45,11 @@ from rl_envs.task_limits import TaskLimits
 __all__ = ["RemoteEnvironment"]
 
 _ROWS_PER_CHECK = 256
+# Least duration of a chunk: the call of a worker costs one or two milliseconds of
+# processor time.
+_LEAST_CHUNK_S = 0.01
+# Weight of the newest call in the moving average of a row's duration.
+_NEWEST_SHARE = 0.2
 
 
 class RemoteEnvironment(EnvironmentInterface[Any]):
@@ -133,6 +140,8 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
     ) -> EnvironmentReturn[Any]:
         """Score a batch, split among the workers.
 
+        Fewer of them are used if a chunk would take less time than its call.
+
         Raises:
             UserError: The environment raised it.
             WorkerMethodError: The environment raised anything else; the message has
@@ -146,7 +155,14 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         num_rows(message_log_batch, metadata)
         logs = [log_as_text(log) for log in message_log_batch]
         rows = {"message_logs": logs, "metadata": list(metadata)}
-        joined = join_returns(self._call_in_chunks("step", rows))
+        size, row_s = len(logs), self.row_s
+        most = size
+        if row_s is not None and row_s < _LEAST_CHUNK_S:
+            most = math.ceil(size * row_s / _LEAST_CHUNK_S)
+        timed = self._call_in_chunks("step", rows, most)
+        if size:
+            self._note_duration(sum(part.elapsed_s for part in timed) / size)
+        joined = join_returns([part.value for part in timed])
         # Processes of reward functions run without torch; convert in this one.
         return as_columns(joined) if self._abilities.is_function else joined
 
@@ -222,15 +238,18 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
         """Return the tools that the environment reported when its workers started."""
         return list(self._abilities.tools)
 
-    def _call_in_chunks(self, method: str, rows: Mapping[str, list[Any]]) -> list[Any]:
+    def _call_in_chunks(
+        self, method: str, rows: Mapping[str, list[Any]], most: int | None = None
+    ) -> list[Any]:
         """Call a method with consecutive chunks of the rows, one per idle worker.
 
         Args:
             method: Name of a method of `EnvironmentHost`.
             rows: Its arguments, lists of one length.
+            most: Number of chunks at most; None: one for each row.
         """
         size = len(rows["metadata"])
-        with self._workers.taken(size) as workers:
+        with self._workers.taken(size if most is None else most) as workers:
             num_chunks = len(workers)
             # Bounds by multiplication, not a fixed chunk size: sizes differ by at most
             # one row, so no worker idles while another has twice its share.
@@ -241,6 +260,12 @@ class RemoteEnvironment(EnvironmentInterface[Any]):
                 for index, (begin, end) in parts
             }
             return self._workers.call(chunks, method)
+
+    def _note_duration(self, row_s: float) -> None:
+        # A slow row counts for many calls, as slow ones tend to come in groups. Threads
+        # may overwrite each other's change, which only delays the mean.
+        before = row_s if self.row_s is None else self.row_s
+        self.row_s = before + _NEWEST_SHARE * (row_s - before)
 
     def global_post_process_and_metrics(
         self, batch: MutableMapping[str, Any]

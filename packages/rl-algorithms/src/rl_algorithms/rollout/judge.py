@@ -311,6 +311,11 @@ class Judge:
         )
 
     @property
+    def row_s(self) -> float | None:
+        """Mean time of a row in the environment, in seconds, if it is known."""
+        return self._environment.row_s
+
+    @property
     def row_host(self) -> RowHost | None:
         """The environment, if its workers judge many conversations at a time."""
         return row_host_of(self._environment)

@@ -19,9 +19,10 @@ from rl_envs.interfaces import (
 
 __all__ = ["EnvironmentDesk", "OneCallAtATime", "for_several_threads"]
 
-# Target duration of a call with quick verdicts, and the least that a verdict counts
-# for.
+# Target duration of a call with quick verdicts, the least duration of one that leaves
+# answers to other threads, and the least that a verdict counts for.
 _CALL_S = 0.1
+_LEAST_CALL_S = 0.01
 _LEAST_S = 1e-4
 # Weight of the newest call in the moving average of a verdict's duration.
 _NEWEST_SHARE = 0.2
@@ -150,9 +151,14 @@ class EnvironmentDesk:
         count, threads = len(self._waiting), len(self._threads)
         if threads == 1:
             return count
-        quick = int(_CALL_S / max(self._verdict_s, _LEAST_S))
-        # Leave a fair share of the waiting answers to the other threads.
-        return max(1, min(quick, -(-count // threads)))
+        # A remote environment measures where it runs: the time of a call here is mostly
+        # a wait for processors that are busy.
+        row_s = self._judge.row_s
+        verdict_s = max(self._verdict_s if row_s is None else row_s, _LEAST_S)
+        # Leave a fair share of the waiting answers to the other threads, unless it
+        # takes less time than another call.
+        share = max(-(-count // threads), int(_LEAST_CALL_S / verdict_s))
+        return max(1, min(int(_CALL_S / verdict_s), share, count))
 
     def _note_duration(self, verdict_s: float) -> None:
         with self._changed:
