@@ -120,6 +120,19 @@ class Played:
                 one.answer(self.generator.generate(one.question()))
         return [row.conversation.played().alone() for row in self.rows]
 
+    def end_together(self):
+        """Do the same, with one verdict for all rows of a turn."""
+        left = [row.conversation for row in self.rows]
+        while left:
+            for one in left:
+                one.begin()
+            logs, metadata = [one.log for one in left], [one.metadata for one in left]
+            judge_all(left, self.judge.step(logs, metadata))
+            left = [one for one in left if one.goes_on]
+            for one in left:
+                one.answer(self.generator.generate(one.question()))
+        return [row.conversation.played().alone() for row in self.rows]
+
 
 def as_values(value):
     """Return something that `==` compares."""
@@ -155,7 +168,7 @@ def test_together_is_each_by_itself(chosen, of_tokens):
         row.answer(alone.generator.generate(row.question()))
     lengths = [row.conversation.num_tokens for row in together.rows]
     assert lengths == [row.conversation.num_tokens for row in alone.rows]
-    for mine, its in zip(together.end(), alone.end(), strict=True):
+    for mine, its in zip(together.end_together(), alone.end(), strict=True):
         assert as_values(mine) == as_values(its)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -181,6 +182,34 @@ def test_what_fails_fails_alone_and_a_mistake_ends_the_run():
     assert sorted(run.verdicts) == [0, 1, 3]
     assert "ZeroDivisionError: reward of nothing" in str(run.verdicts[1].errors[0])
     assert [str(error) for error in run.failures] == ["no key"]
+
+
+def test_verdicts_of_a_call_are_passed_on_together():
+    sizes = []
+
+    class Gathering(Workers):
+        """Gives back verdicts only once there are six."""
+
+        held = ()
+
+        def poll_rows(self, begin, wait_s, worker=0):
+            poll = super().poll_rows(begin, wait_s, worker)
+            self.held = (*self.held, *poll.verdicts)
+            is_whole = sum(len(numbers) for numbers, _ in self.held) == 6
+            return replace(poll, verdicts=list(self.held) if is_whole else [])
+
+    class Counting(Desk):
+        def take(self, scorings, verdict):
+            sizes.append(len(scorings))
+            super().take(scorings, verdict)
+
+    workers = Gathering(lambda log, info: (float(info["name"]), True, ""), count=1)
+    with Counting(workers) as desk:
+        desk.ask(6)
+        desk.wait(lambda d: len(d.verdicts) == 6)
+        for name, verdict in desk.verdicts.items():
+            assert verdict.rewards.tolist() == [float(name)]
+        assert sizes == [6]
 
 
 def test_an_error_in_what_follows_a_verdict_ends_the_run():

@@ -19,7 +19,7 @@ from rl_algorithms.data.types import LLMMessageLogType, PromptSpec, Tokenizer
 from rl_algorithms.rollout.branches import Branch
 from rl_algorithms.rollout.decoding import decode_answers
 from rl_algorithms.rollout.judge import Verdict, outcome_of
-from rl_algorithms.rollout.observations import ObservationEncoder, Turn
+from rl_algorithms.rollout.observations import Continuation, ObservationEncoder, Turn
 from rl_algorithms.rollout.result import Outcome
 from rl_algorithms.rollout.row_limits import RowLimits
 from rl_algorithms.rollout.row_names import RowNames
@@ -343,6 +343,14 @@ class Conversations:
 
         Rows left with less than `min_room` tokens for another answer end as truncated.
         """
+        turns = self.take_observations(verdict)
+        self.follow(observations.encode(turns), max_length, min_room)
+
+    def take_observations(self, verdict: Verdict) -> list[Turn]:
+        """Deactivate the rows that do not continue, and return what the others got.
+
+        `follow` must be called next, with the encoded turns.
+        """
         rows = self._active_rows()
         if self._limits is not None:
             self._end_at_limits(rows[self.unfinished[rows]], self._limits)
@@ -350,7 +358,7 @@ class Conversations:
         active = rows[places]
         self._active = active
         if not places:
-            return
+            return []
         # The last sampled token tells whether the policy ended its turn itself.
         last = self.tokens.input_ids[active, self.tokens.lengths[active] - 1].tolist()
         turns = []
@@ -359,11 +367,24 @@ class Conversations:
             turns.append(Turn(_as_said(self.message_logs[row]), said, token))
             self.message_logs[row].extend(dict(message) for message in said)
             self._set_stop_strings(row, verdict.next_stop_strings[place])
+        return turns
+
+    def follow(
+        self, encoded: Sequence[Continuation], max_length: int | None, min_room: int = 1
+    ) -> None:
+        """Append encoded observations to the rows that continue.
+
+        Args:
+            encoded: [M] what follows each row that `take_observations` returned.
+            max_length: Maximum length of a row.
+            min_room: Number of tokens that must be left for another answer.
+        """
+        active = self._active_rows()
+        if not len(active):
+            return
         before = self.tokens.lengths[active]
-        appended: list[list[int]] = [[] for _ in places]
-        for i, (row, after) in enumerate(
-            zip(active.tolist(), observations.encode(turns), strict=True)
-        ):
+        appended: list[list[int]] = [[] for _ in encoded]
+        for i, (row, after) in enumerate(zip(active.tolist(), encoded, strict=True)):
             if not after.is_branch:
                 appended[i] = after.tokens
             # Decided before the row is replaced: the sampled tokens are worth training

@@ -69,6 +69,11 @@ class Verdict:
     errors: Sequence[Exception | None]
     """[M] exceptions raised in place of a verdict."""
 
+    @classmethod
+    def joined(cls, verdicts: Sequence[Verdict]) -> Verdict:
+        """Return the verdict on the rows of several."""
+        return verdicts[0] if len(verdicts) == 1 else _join(verdicts)
+
     def select(self, rows: Sequence[int]) -> Verdict:
         """Return the verdict on some rows."""
         if list(rows) == list(range(len(self.errors))):

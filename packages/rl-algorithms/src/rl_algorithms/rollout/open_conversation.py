@@ -32,7 +32,11 @@ from rl_models.types import GenerationDatumSpec, GenerationOutputSpec
 
 if TYPE_CHECKING:
     from rl_algorithms.rollout.judge import Verdict
-    from rl_algorithms.rollout.observations import ObservationEncoder
+    from rl_algorithms.rollout.observations import (
+        Continuation,
+        ObservationEncoder,
+        Turn,
+    )
     from rl_envs.task_limits import TaskLimits
 
 __all__ = ["FirstTurns", "OpenConversation", "judge_all"]
@@ -168,14 +172,20 @@ class OpenConversation:
 
     def judge(self, verdict: Verdict) -> None:
         """Apply the verdict on the latest answer, a single row."""
+        turns = self._take(verdict)
+        self._follow(self._observations.encode(turns) if turns else [])
+
+    def _take(self, verdict: Verdict) -> list[Turn]:
+        """Apply a verdict; return the turn for `_follow` if another answer may come."""
         self.needs_verdict = False
         self._rows.add_verdict(verdict)
+        return [] if self.is_last_turn else self._rows.take_observations(verdict)
+
+    def _follow(self, encoded: Sequence[Continuation]) -> None:
         if not self.is_last_turn:
-            self._rows.go_on(
-                verdict,
-                self._observations,
-                self._config.max_total_sequence_length,
-                self._config.min_answer_room,
+            config = self._config
+            self._rows.follow(
+                encoded, config.max_total_sequence_length, config.min_answer_room
             )
             self.goes_on = bool(self._rows.num_active)
 
@@ -280,7 +290,12 @@ def judge_all(conversations: Sequence[OpenConversation], verdict: Verdict) -> No
     """Apply the verdict on the latest answers, with a row for each conversation.
 
     Conversations of one call of the generator that end with this answer get theirs
-    together, which takes a tenth of the time of one by one.
+    together, which takes a tenth of the time of one by one. What the environment said
+    to the others is encoded together.
+
+    Args:
+        conversations: Of one engine.
+        verdict: The verdict on them, in their order.
     """
     together: dict[int, list[int]] = {}
     for place, one in enumerate(conversations):
@@ -288,14 +303,28 @@ def judge_all(conversations: Sequence[OpenConversation], verdict: Verdict) -> No
         key = -1 - place if one._beside is None else id(one._beside[0])
         together.setdefault(key, []).append(place)
     alone = [places[0] for places in together.values() if len(places) == 1]
-    verdicts = verdict.select(alone).rows() if alone else []
-    for place, row in zip(alone, verdicts, strict=True):
-        conversations[place].judge(row)
+    if alone:
+        _judge_each(
+            [conversations[place] for place in alone], verdict.select(alone).rows()
+        )
     for places in together.values():
         if len(places) > 1:
             _judge_beside(
                 [conversations[place] for place in places], verdict.select(places)
             )
+
+
+def _judge_each(
+    conversations: Sequence[OpenConversation], verdicts: Sequence[Verdict]
+) -> None:
+    """Apply verdicts on conversations that have their row alone."""
+    turns = [
+        one._take(verdict) for one, verdict in zip(conversations, verdicts, strict=True)
+    ]
+    flat = [turn for found in turns for turn in found]
+    encoded = iter(conversations[0]._observations.encode(flat) if flat else ())
+    for one, found in zip(conversations, turns, strict=True):
+        one._follow([next(encoded) for _ in found])
 
 
 def _judge_beside(ended: Sequence[OpenConversation], verdict: Verdict) -> None:

@@ -70,6 +70,7 @@ class WorkerCrew(Generic[JobT, ResultT]):
         most: Number of jobs that one worker runs at a time.
         on_failure: Called with an error that a retry cannot fix, and with one that
             ended a thread.
+        on_round: Called by a thread when it has passed on all results of a call.
     """
 
     def __init__(
@@ -78,8 +79,11 @@ class WorkerCrew(Generic[JobT, ResultT]):
         num_workers: int,
         most: int,
         on_failure: Callable[[BaseException], None],
+        *,
+        on_round: Callable[[], None] = lambda: None,
     ) -> None:
         self._poll, self._on_failure = poll, on_failure
+        self._on_round = on_round
         self._most = most
         self._changed = threading.Condition()
         self._waiting: deque[tuple[JobT, _OnResult[ResultT]]] = deque()
@@ -219,6 +223,7 @@ class WorkerCrew(Generic[JobT, ResultT]):
         )
         for on_result in lost.values():
             on_result(cause)
+        self._on_round()
 
     def _pass_on(self, results: Sequence[ResultT]) -> None:
         for result in results:
@@ -226,6 +231,7 @@ class WorkerCrew(Generic[JobT, ResultT]):
             on_result = self._ended(result.number)
             if on_result is not None:
                 on_result(result)
+        self._on_round()
 
     def _ended(self, number: int) -> _OnResult[ResultT] | None:
         with self._changed:

@@ -2,13 +2,14 @@
 
 ```
 ask --RowJob--> WorkerCrew (a thread per worker) --> RowHost.poll_rows
-verdicts, one by one <-- checked together <-- those that have ended
+verdicts of a call <-- checked together <-- those that have ended
 ```
 """
 
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -41,6 +42,13 @@ class _Reply:
     process: str
 
 
+class _OfThread(threading.local):
+    """Verdicts that a thread of the crew has received, and not passed on."""
+
+    def __init__(self) -> None:
+        self.found: list[tuple[Scoring, Verdict]] = []
+
+
 class RowDesk(EnvironmentDesk):
     """Has many conversations judged at the same time, with one thread per worker.
 
@@ -49,8 +57,8 @@ class RowDesk(EnvironmentDesk):
     Args:
         judge: The environment behind checks.
         host: The same environment.
-        on_verdicts: Called with an answer and its verdict, in the thread that received
-            it.
+        on_verdicts: Called with answers and the verdict on them, a row for each, in
+            the thread that received it.
         on_failure: Called with an exception that ended a thread.
     """
 
@@ -65,8 +73,13 @@ class RowDesk(EnvironmentDesk):
         super().__init__(judge, 1, on_verdicts, on_failure)
         self._host = host
         self._numbers = itertools.count()
+        self._judged = _OfThread()
         self._crew = WorkerCrew(
-            self._poll, host.num_row_workers, host.rows_per_worker, on_failure
+            self._poll,
+            host.num_row_workers,
+            host.rows_per_worker,
+            on_failure,
+            on_round=self._pass_on,
         )
 
     def ask(self, scorings: Sequence[Scoring]) -> None:
@@ -114,7 +127,14 @@ class RowDesk(EnvironmentDesk):
             return
         if isinstance(found, Exception):
             found = self._judge.failed([job.metadata], found)
-        self._on_verdicts([scoring], found)
+        self._judged.found.append((scoring, found))
+
+    def _pass_on(self) -> None:
+        """Pass on the verdicts of a call together."""
+        judged, self._judged.found = self._judged.found, []
+        if judged:
+            scorings, verdicts = zip(*judged, strict=True)
+            self._on_verdicts(scorings, Verdict.joined(verdicts))
 
     def _poll(
         self, begin: list[RowJob], cancel: list[int], wait_s: float, worker: int
