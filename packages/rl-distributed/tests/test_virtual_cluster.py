@@ -289,7 +289,9 @@ def test_attaching_to_nothing(monkeypatch):
         init_ray(address="127.0.0.1:1", deadline_s=2)
     with pytest.raises(ConfigError, match="host:port"):
         init_ray(address="nowhere")
-    with pytest.raises(ConfigError, match="describe a new cluster"):
+    with pytest.raises(ConfigError, match=r"describe a new cluster.*'num_cpus': 2"):
         init_ray(2, address="127.0.0.1:1")
+    with pytest.raises(ConfigError, match="'object_store_bytes': 5}"):
+        init_ray(address="127.0.0.1:1", object_store_bytes=5)
     with pytest.raises(ConfigError, match="num_cpus must be at least 1"):
         init_ray(0, address="local")

@@ -48,11 +48,15 @@ def test_settings_without_effect_are_refused():
         ({"max_batch_size": 4}, "max_num_seqs"),
         ({"vllm": {"tensor_parallel_size": 2}}, "by itself: got 2; use Generation"),
         ({"vllm": {"enable_sleep_mode": True}}, "enable_sleep_mode must be false"),
+        ({"temperature": 0.005}, r"generation.temperature must be .* got 0.005"),
+        ({"val_temperature": 1e-3}, r"generation.val_temperature .* got 0.001"),
     ):
         with pytest.raises(ConfigError, match=message):
             engine_args(make_config(**changes), **arguments)
     for key, message in (
         ("max_num_seqs", "set vllm.max_num_seqs"),
+        ("block_size", "set vllm.block_size"),
+        ("pipeline_parallel_size", "rest on the value"),
         ("logprobs_mode", "log-probs and weight updates"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -149,7 +149,7 @@ def init_ray(
         is_new = address == "local"
         if not is_new:
             # Ray would silently ignore some of these.
-            _check_of_running(address, num_cpus, num_gpus, pass_env)
+            _check_of_running(address, num_cpus, num_gpus, object_store_bytes, pass_env)
         if not log_to_driver:
             route_ray_output()
         common: dict[str, Any] = {
@@ -181,12 +181,20 @@ def _check_of_running(
     address: str,
     num_cpus: int | None,
     num_gpus: int | None,
+    object_store_bytes: int | None,
     pass_env: Collection[str],
 ) -> None:
-    if num_cpus is not None or num_gpus is not None:
+    sizes = {
+        "num_cpus": num_cpus,
+        "num_gpus": num_gpus,
+        "object_store_bytes": object_store_bytes,
+    }
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if given:
+        *some, last = sizes
         raise ConfigError(
-            "num_cpus and num_gpus describe a new cluster and cannot be given "
-            f"with the address of a running one: got address {address!r}"
+            f"{', '.join(some)} and {last} describe a new cluster and cannot be given "
+            f"with the address of a running one: got address {address!r} and {given}"
         )
     if pass_env:
         raise ConfigError(

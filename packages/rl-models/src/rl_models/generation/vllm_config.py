@@ -13,6 +13,7 @@ __all__ = ["VllmConfig"]
 # What has a place of its own, here or in the sections around it.
 _OWN_KEYS = {
     "async_scheduling": "vllm.async_engine",
+    "block_size": "vllm.block_size",
     "data_parallel_size": "generation.num_replicas",
     "distributed_executor_backend": "vllm.tensor_parallel_size",
     "dtype": "generation.precision",
@@ -35,7 +36,13 @@ _OWN_KEYS = {
     "tokenizer": "policy.tokenizer.name",
 }
 # What log-probs and weight updates rest on.
-_FIXED_KEYS = ("generation_config", "logprobs_mode", "worker_extension_cls")
+_FIXED_KEYS = (
+    "generation_config",
+    "logprobs_mode",
+    "pipeline_parallel_size",
+    "skip_tokenizer_init",
+    "worker_extension_cls",
+)
 
 
 class VllmConfig(Config):

@@ -18,13 +18,21 @@ from rl_models.generation.vllm.adapter_args import adapter_args
 from rl_models.generation.vllm_config import VllmConfig
 from rl_models.lora_config import LoRAConfig
 
-__all__ = ["EXTENSION", "check_engine_config", "engine_args", "engine_variables"]
+__all__ = [
+    "EXTENSION",
+    "check_engine_config",
+    "check_temperature",
+    "engine_args",
+    "engine_variables",
+]
 
 EXTENSION = "rl_models.generation.vllm.extension.WeightExtension"
 _EXECUTORS = "rl_models.generation.vllm.rank_executor"
 _GIB = 1 << 30
 _CPU_CACHE_GIB = 1.0
 _SEEDS = 1 << 31
+# vLLM raises lower ones to this, with a warning in its log alone.
+_LEAST_TEMPERATURE = 0.01
 
 
 def check_engine_config(config: GenerationConfig, *, on_gpu: bool) -> None:
@@ -48,8 +56,24 @@ def check_engine_config(config: GenerationConfig, *, on_gpu: bool) -> None:
             "generation.max_batch_size is not read by the backend vllm: got "
             f"{config.max_batch_size}; set generation.vllm.max_num_seqs"
         )
+    for name in ("temperature", "val_temperature"):
+        check_temperature(getattr(config, name), f"generation.{name}")
     if not on_gpu:
         _check_cpu(engine)
+
+
+def check_temperature(value: float | None, name: str) -> None:
+    """Refuse a temperature that vLLM would replace in silence.
+
+    Raises:
+        ConfigError: It is below 0.01.
+    """
+    if value is not None and value < _LEAST_TEMPERATURE:
+        raise ConfigError(
+            f"{name} must be at least {_LEAST_TEMPERATURE} with the backend vllm, "
+            f"which samples at that temperature otherwise: got {value:g}; sample "
+            "greedily for the most likely token"
+        )
 
 
 def _check_cpu(engine: VllmConfig) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from rl_models.errors import GenerationError
 from rl_models.generation.completions import Completion
+from rl_models.generation.vllm.engine_args import check_temperature
 from rl_models.types import SamplingParams
 
 __all__ = ["RowRequest", "build_completion", "build_requests"]
@@ -51,6 +52,8 @@ def build_requests(
     from vllm import SamplingParams as VllmParams  # noqa: PLC0415
     from vllm.sampling_params import RequestOutputKind  # noqa: PLC0415
 
+    if not greedy:
+        check_temperature(params.temperature, "temperature")
     common: dict[str, Any] = {
         "temperature": 0.0 if greedy else params.temperature,
         "top_p": 1.0 if greedy else params.top_p,
