@@ -188,7 +188,8 @@ def test_with_tls_each_pod_makes_its_certificate():
 
 
 def test_a_head_alone():
-    assert "workerGroupSpecs" not in manifest(BASE.replace(num_workers=0))["spec"]
+    alone = BASE.replace(num_workers=0, shared_memory_gb=40, head_memory_gb=64)
+    assert "workerGroupSpecs" not in manifest(alone)["spec"]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +198,17 @@ def test_a_head_alone():
         ({"name": "My_Job"}, "lower-case letters"),
         ({"name": "x" * 48}, "at most 47"),
         ({"secret_env_vars": {"A": "b"}}, "must be 'secret/key'"),
+        ({"env_vars": {"MY VAR": "1"}}, "letters, digits and underscores.*'MY VAR'"),
+        ({"secret_env_vars": {"1A": "a/b"}}, "not begin with a digit"),
+        (
+            {"env_vars": {"A": "1"}, "secret_env_vars": {"A": "a/b"}},
+            r"must not share names: got \['A'\]",
+        ),
+        ({"shared_memory_gb": 16}, "below head_memory_gb.*got 16 and 16"),
+        (
+            {"shared_memory_gb": 40, "head_memory_gb": 64},
+            "below memory_gb_per_worker.*got 40 and 32",
+        ),
         ({"gpus_per_worker": -1}, "gpus_per_worker"),
         ({"imag": "x"}, "image"),
     ],

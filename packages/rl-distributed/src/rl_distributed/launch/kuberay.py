@@ -13,7 +13,7 @@ import shlex
 from typing import Any
 
 import yaml
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from rl_distributed.config import Config
 
@@ -21,6 +21,8 @@ __all__ = ["KubeRayConfig", "kuberay_manifest"]
 
 # KubeRay appends suffixes to the name and therefore allows at most 47 characters.
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,45}[a-z0-9])?")
+# What a shell can read as well; Kubernetes itself also allows dots and dashes.
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _AUTHORITY_FOLDER, _TLS_FOLDER = "/etc/rl/authority", "/etc/rl/tls"
 _GCS_PORT, _DASHBOARD_PORT, _CLIENT_PORT = 6379, 8265, 10001
 
@@ -78,6 +80,35 @@ class KubeRayConfig(Config):
                 f"digits and dashes: got {value!r}"
             )
         return value
+
+    @field_validator("env_vars", "secret_env_vars")
+    @classmethod
+    def _are_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(
+                    "the name of a variable must have letters, digits and underscores, "
+                    f"and not begin with a digit: got {name!r}"
+                )
+        return value
+
+    @model_validator(mode="after")
+    def _check_together(self) -> KubeRayConfig:
+        both = sorted(self.env_vars.keys() & self.secret_env_vars.keys())
+        if both:
+            raise ValueError(
+                f"env_vars and secret_env_vars must not share names: got {both} in both"
+            )
+        memory = {"head_memory_gb": self.head_memory_gb}
+        if self.num_workers:
+            memory["memory_gb_per_worker"] = self.memory_gb_per_worker
+        for name, size in memory.items():
+            if self.shared_memory_gb >= size:
+                raise ValueError(
+                    f"shared_memory_gb must be below {name}, of which it is a part: "
+                    f"got {self.shared_memory_gb} and {size}"
+                )
+        return self
 
     @field_validator("secret_env_vars")
     @classmethod
