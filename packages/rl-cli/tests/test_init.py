@@ -41,6 +41,13 @@ class _Terminal(io.StringIO):
         return True
 
 
+def test_commands_quote_the_folder(place: Path, capsys: Capture) -> None:
+    assert _run(["init", "my run", "--yes"], False) == 0
+    assert "cd 'my run' && rl train run.yaml" in capsys.readouterr().out
+    assert _run(["init", "my run", "--yes"], False) == 2
+    assert "rl init 'my run-2'" in capsys.readouterr().err
+
+
 def test_the_defaults_train(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

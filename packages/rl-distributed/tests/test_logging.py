@@ -99,6 +99,15 @@ def test_exceptions_are_kept(tmp_path: Path) -> None:
     assert "test_exceptions_are_kept" in exception["traceback"]
 
 
+def test_stacks_are_kept(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    configure_logging("INFO", tmp_path / "x.jsonl", stream=stream)
+    get_logger("x").info("here", stack_info=True)
+    [line] = lines_of(tmp_path / "x.jsonl")
+    for shown in (str(line["stack"]), stream.getvalue()):
+        assert "in test_stacks_are_kept" in shown
+
+
 def test_configuring_again_replaces_its_own_handlers_only(tmp_path: Path) -> None:
     other = logging.NullHandler()
     root = logging.getLogger()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -104,7 +105,7 @@ def init(folder: Path, *, yes: bool, **given: Any) -> None:
     # Checked for all before the first is written, so that nothing is left half done.
     present = [name for name in files if (folder / name).exists()]
     if present:
-        other = "my-run" if folder == Path() else f"{folder}-2"
+        other = "my-run" if folder == Path() else shlex.quote(f"{folder}-2")
         raise ConfigError(
             f"{folder / present[0]} already exists and is not overwritten: give "
             f"another folder, as in rl init {other}, or remove it"
@@ -116,7 +117,8 @@ def init(folder: Path, *, yes: bool, **given: Any) -> None:
     for name in files:
         terminal.raw(f"wrote {folder / name}")
     _check(folder)
-    go = "" if folder.resolve() == Path.cwd() else f"cd {folder} && "
+    here = folder.resolve() == Path.cwd()
+    go = "" if here else f"cd {shlex.quote(str(folder))} && "
     terminal.raw(f"It is valid. Train it: {go}rl train run.yaml")
 
 

@@ -46,6 +46,8 @@ class ConsoleFormatter(logging.Formatter):
         text = f"{head} {where} {record.getMessage()}"
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
+        if record.stack_info:
+            text = f"{text}\n{self.formatStack(record.stack_info)}"
         return hide_values(redacted(text), self._secrets)
 
 
