@@ -122,6 +122,26 @@ def test_closeness_is_judged_outside(world: CodeEnvironment) -> None:
     assert reward(world, cheat, columns) == 0.0
 
 
+@pytest.mark.parametrize("name", ["Counter", "collections.Counter"])
+def test_counters_are_compared_outside(world: CodeEnvironment, name: str) -> None:
+    columns = {"tests": [f"assert {name}(f(2)) == {name}(['a', 'b', 'b'])"]}
+    assert reward(world, "def f(x): return ['b', 'a', 'b']", columns) == 1.0
+    assert reward(world, "def f(x): return 'bba'", columns) == 1.0
+    assert reward(world, "def f(x): return {'b': 2, 'a': 1}", columns) == 1.0
+    assert reward(world, "def f(x): return ['b', 'a']", columns) == 0.0
+    assert reward(world, "def f(x): return 3", columns) == 0.0
+    cheat = "def Counter(x): return 1\nclass collections:\n    Counter = Counter\n"
+    assert reward(world, f"{cheat}def f(x): return 'a'", columns) == 0.0
+
+
+def test_a_function_of_the_program_may_be_called_counter(
+    world: CodeEnvironment,
+) -> None:
+    columns = {"tests": ["assert Counter(4) == 5"]}
+    assert reward(world, "def Counter(x): return x + 1", columns) == 1.0
+    assert reward(world, "def Counter(x): return x", columns) == 0.0
+
+
 CHEATS = {
     "leaves early": "import sys\nsys.exit(0)",
     "leaves at once": "import os\nos._exit(0)",

@@ -26,6 +26,8 @@ from rl_envs.worlds.code.rules import BUILTINS, check_rule
 
 __all__ = ["Assertion", "Checks", "InputOutput", "checks_of"]
 
+_COUNTERS = frozenset({"Counter", "collections.Counter"})
+
 
 @dataclass(frozen=True, slots=True)
 class InputOutput:
@@ -206,7 +208,7 @@ def _does_nothing(node: ast.stmt) -> bool:
 
 
 def _assertion(test: ast.expr, row: int, renamed: Mapping[str, str]) -> Assertion:
-    taken = _Calls(renamed)
+    taken = _Calls(renamed, own=_own_names(test))
     try:
         rule = taken.visit(test)
         # It would hold or fail whatever the program does.
@@ -221,21 +223,39 @@ def _assertion(test: ast.expr, row: int, renamed: Mapping[str, str]) -> Assertio
     return Assertion(tuple(taken.calls), rule)
 
 
-class _Calls(ast.NodeTransformer):
-    """Replaces all calls but those of a rule's builtins in an expression."""
+def _own_names(test: ast.expr) -> frozenset[str]:
+    """Return the name `Counter` if it is what the test calls of the program.
 
-    def __init__(self, renamed: Mapping[str, str]) -> None:
-        self._renamed = renamed
+    Beside calls of the program's functions it is that of the standard library.
+    """
+    called = {
+        ast.unparse(node.func) for node in ast.walk(test) if isinstance(node, ast.Call)
+    }
+    return frozenset() if called - BUILTINS.keys() - _COUNTERS else _COUNTERS
+
+
+class _Calls(ast.NodeTransformer):
+    """Replaces all calls but those of a rule's builtins in an expression.
+
+    Args:
+        renamed: Names that functions have in the sandbox.
+        own: Names of the program that builtins have as well.
+    """
+
+    def __init__(self, renamed: Mapping[str, str], own: frozenset[str]) -> None:
+        self._renamed, self._own = renamed, own
         self.calls: list[str] = []
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         """Replace a call of the program's function, with its arguments, by a name."""
-        # Evaluated outside; a program could redefine it to make its tests pass.
-        if isinstance(node.func, ast.Name) and node.func.id in BUILTINS:
-            return self.generic_visit(node)
         name = ast.unparse(node.func)
-        if name == "math.isclose":
-            return self._visit_isclose(node)
+        # Evaluated outside; a program could redefine it to make its tests pass.
+        if name in BUILTINS.keys() | _COUNTERS and name not in self._own:
+            if name in _COUNTERS:
+                node.func = ast.Name("Counter", ast.Load())
+            if not isinstance(node.func, ast.Name):
+                return self._visit_isclose(node)
+            return self.generic_visit(node)
         # A program could replace it, too, and would be given what it compares.
         if "." in name and name.partition(".")[0] in sys.stdlib_module_names:
             raise ValueError(f"{name} is not one of {', '.join(BUILTINS)}")

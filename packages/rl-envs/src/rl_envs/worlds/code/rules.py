@@ -11,6 +11,7 @@ import ast
 import itertools
 import math
 import operator
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = ["BUILTINS", "check_rule", "holds"]
 
 BUILTINS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,
+    "Counter": Counter,
     "all": all,
     "any": any,
     "bool": bool,
