@@ -95,8 +95,9 @@ def _packages() -> Iterator[Check]:
 
 
 def _machine() -> Iterator[Check]:
-    # The cores that this process may use, fewer than cpu_count in a container.
-    cores = len(os.sched_getaffinity(0))
+    from rl_distributed.workers.thread_count import usable_cores  # noqa: PLC0415
+
+    cores = usable_cores()
     remedy = "" if cores > 1 else "One core works; two are twice as fast."
     yield Check("cores", "ok" if cores > 1 else "note", str(cores), remedy)
     memory = psutil.virtual_memory().available / GIB

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import shlex
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 import psutil
 
 from rl_distributed.redaction import REDACTED, hide_values, is_secret_name, redacted
+from rl_distributed.workers.thread_count import usable_cores
 
 __all__ = ["command_line", "machine_facts"]
 
@@ -58,8 +58,7 @@ def machine_facts(gpus: Path = _GPUS) -> dict[str, Any]:
     """
     return {
         "system": platform.platform(),
-        # Not os.cpu_count, which ignores that the process may be bound to some of them.
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [_model(path) for path in sorted(gpus.glob("*/information"))],
     }
