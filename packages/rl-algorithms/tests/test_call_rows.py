@@ -191,10 +191,17 @@ def test_only_answers_are_judged_together_as_each_by_itself(chosen, data):
     ends = sorted(data.draw(st.sets(st.integers(1, len(chosen)))) | {len(chosen)})
     for begin, end in zip([0, *ends], ends, strict=False):
         part = [together.rows[place].conversation for place in order[begin:end]]
-        for one in data.draw(st.sets(st.sampled_from(part))):
-            assert one.begin() is not None  # that takes it out of the batch
+        begun = data.draw(st.sets(st.sampled_from(part)))
+        seeds = {one.begin() for one in begun}
+        assert None not in seeds
+        if len(part) == 1 and data.draw(st.booleans()):
+            assert part[0].question().size == 1  # that takes it out of the batch
         logs, metadata = [one.log for one in part], [one.metadata for one in part]
         judge_all(part, together.judge.step(logs, metadata))
+        # Once, with what the verdict made of it, and only what has begun.
+        closed = {one: one.take_ended() for one in part}
+        assert closed == {one: [one.metadata] if one in begun else [] for one in part}
+        assert not any(one.take_ended() for one in part)
     for mine, its in zip(together.rows, alone.rows, strict=True):
         one = its.conversation
         one.begin()

@@ -89,6 +89,8 @@ class OpenConversation:
         self._beside: tuple[Conversations, int] | None = None
         """Its row among others, until it is needed alone."""
         self._played: PlayedRow | None = None
+        self._has_begun = False
+        """Whether the environment began it among others, and has not closed it."""
         self._config, self._observations = config, observations
         self._turn = 0
         self.needs_verdict = False
@@ -103,6 +105,8 @@ class OpenConversation:
             others, place = self._beside
             self._opened, self._beside = others.part([place]), None
             self._opened.names = self._names
+            if self._has_begun:
+                self.begin()
         elif self._opened is None:
             prompt, tokenizer, limits = self._start
             self._opened = Conversations(prompt, self._names, tokenizer, limits)
@@ -161,14 +165,19 @@ class OpenConversation:
 
     def begin(self) -> int | None:
         """Return the seed with which the environment begins; None: it has begun."""
+        if self._beside is not None:
+            self._has_begun = True
+            place = self._seed, self._step, self._prompt
+            return int(self._names.start_seeds(*place)[0])
         seeds = self._rows.begin(self._seed, self._step, self._prompt)
         return None if seeds is None else seeds[0]
 
     def take_ended(self) -> list[Any]:
         """Return the metadata to close, once, if the conversation goes on no more."""
         if self._opened is None:
-            return []
-        return self._rows.take_ended(all_rows=True)
+            begun, self._has_begun = self._has_begun, False
+            return [self.metadata] if begun else []
+        return self._opened.take_ended(all_rows=True)
 
     def judge(self, verdict: Verdict) -> None:
         """Apply the verdict on the latest answer, a single row."""
