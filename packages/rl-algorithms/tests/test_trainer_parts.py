@@ -493,6 +493,13 @@ class TestFigures:
         assert self.of(train_reward=[1.0, 1.0, 1.0, 2.0]).nothing_learnt is None
         assert "Nothing" in self.of(val_val_loss=[1.0, 2.0]).nothing_learnt
 
+    def test_nan_does_not_hide_that_nothing_was_learnt(self):
+        nan = float("nan")
+        assert "Nothing" in self.of(val_accuracy=[nan, 0.5, 0.5]).nothing_learnt
+        assert "Nothing" in self.of(train_reward=[nan, 2.0, 2.0, nan]).nothing_learnt
+        assert self.of(val_accuracy=[0.5, nan, nan]).nothing_learnt is None
+        assert self.of(val_accuracy=[0.5, nan, 0.75]).nothing_learnt is None
+
     def test_of_a_run_that_measured_nothing(self):
         assert Figures.of(History()) == Figures()
         assert (

@@ -84,6 +84,8 @@ class Figures:
 
 def _nothing_learnt(measure: str, sign: float, values: Sequence[float]) -> str | None:
     """Return a sentence if nothing was learned, otherwise None."""
+    # NaN says nothing, as a validation of which no answer was scored.
+    values = [value for value in values if not math.isnan(value)]
     if len(values) < 2:
         return None
     if measure.startswith("val:"):
@@ -94,7 +96,7 @@ def _nothing_learnt(measure: str, sign: float, values: Sequence[float]) -> str |
         half = len(values) // 2
         before, after = _mean(values[:half]), _mean(values[half:])
         when = "in the first half of the steps", "in the second"
-    # `not <=`, so that NaN is not taken for a lack of progress.
+    # `not <=`, so that a mean of opposite infinities is not taken for a lack of progress.
     if not sign * after <= sign * before:
         return None
     shown = format_measure(measure, before), format_measure(measure, after)
