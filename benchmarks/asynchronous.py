@@ -5,7 +5,8 @@ answer in `--slow-one-in`, by a hash of prompt and answer, on `--workers` that o
 wait. The same run is made synchronously and with each `--staleness`, one after the
 other on the same worker processes. One JSON line per run; `ratio` is its steps per hour
 over the synchronous run's, and `cpu_s_per_step` the CPU seconds of all processes.
-`busy` is the share of the time in which the workers of a group had a call. `--quick`
+`busy` is the share of the time in which generator and trainer had a call, and
+`neither` that in which none of the two had one. `--quick`
 rewards without waiting, on the one process that a run has by default: then the only
 gain is the overlap of sampling and training.
 """
@@ -81,6 +82,8 @@ def _cpu_s() -> float:
 def busy(timeline: Path) -> dict[str, float]:
     """Return the share of the time in which worker 0 of each group had a call.
 
+    `neither` is the share in which none had one.
+
     Args:
         timeline: File of a run.
     """
@@ -95,14 +98,17 @@ def busy(timeline: Path) -> dict[str, float]:
                 calls.setdefault(row["name"], []).append((begin_s, end_s))
     begin_s = lines[0]["start_s"]
     end_s = lines[-1]["start_s"] + lines[-1]["seconds"]
+    groups = {name: calls.get(f"{name}[0]", []) for name in ("generation", "policy")}
+    both = [call for found in groups.values() for call in found]
     shares = {}
-    for name in ("generation[0]", "policy[0]"):
+    for name, found in {**groups, "any": both}.items():
         total_s, until_s = 0.0, begin_s
         # Calls overlap, and one that is not over at the end of a line comes twice.
-        for first_s, last_s in sorted(calls.get(name, [])):
+        for first_s, last_s in sorted(found):
             total_s += max(0.0, min(last_s, end_s) - max(first_s, until_s))
             until_s = max(until_s, last_s)
-        shares[name.removesuffix("[0]")] = round(total_s / (end_s - begin_s), 3)
+        shares[name] = round(total_s / (end_s - begin_s), 3)
+    shares["neither"] = round(1.0 - shares.pop("any"), 3)
     return shares
 
 
