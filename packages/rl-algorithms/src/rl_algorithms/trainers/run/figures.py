@@ -96,7 +96,7 @@ def _nothing_learnt(measure: str, sign: float, values: Sequence[float]) -> str |
         half = len(values) // 2
         before, after = _mean(values[:half]), _mean(values[half:])
         when = "in the first half of the steps", "in the second"
-    # `not <=`, so that a mean of opposite infinities is not taken for a lack of progress.
+    # `not <=`, so that the mean of opposite infinities is no lack of progress.
     if not sign * after <= sign * before:
         return None
     shown = format_measure(measure, before), format_measure(measure, after)
