@@ -133,6 +133,8 @@ class ObservationEncoder:
         Raises:
             RolloutError: The template renders earlier messages differently.
         """
+        if not turns:
+            return []  # tokenizers may refuse a batch without a text
         texts, branches = [], []
         for turn in turns:
             text = self._continuation(turn) if self._use_template else _plain(turn)

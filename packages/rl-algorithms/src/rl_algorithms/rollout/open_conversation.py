@@ -181,8 +181,7 @@ class OpenConversation:
 
     def judge(self, verdict: Verdict) -> None:
         """Apply the verdict on the latest answer, a single row."""
-        turns = self._take(verdict)
-        self._follow(self._observations.encode(turns) if turns else [])
+        self._follow(self._observations.encode(self._take(verdict)))
 
     def _take(self, verdict: Verdict) -> list[Turn]:
         """Apply a verdict; return the turn for `_follow` if another answer may come."""
@@ -280,12 +279,9 @@ class FirstTurns:
 
     @property
     def _stays_together(self) -> bool:
-        tokens = self._rows.tokens
-        return self._conversations[
-            0
-        ]._config.max_turns == 1 and tokens.input_ids.size <= _MOST_PADDED * int(
-            tokens.lengths.sum()
-        )
+        config, tokens = self._conversations[0]._config, self._rows.tokens
+        most = _MOST_PADDED * int(tokens.lengths.sum())
+        return config.max_turns == 1 and tokens.input_ids.size <= most
 
     def _names(self, prompts: Sequence[int]) -> RowNames:
         return RowNames(
@@ -299,8 +295,7 @@ def judge_all(conversations: Sequence[OpenConversation], verdict: Verdict) -> No
     """Apply the verdict on the latest answers, with a row for each conversation.
 
     Conversations of one call of the generator that end with this answer get theirs
-    together, which takes a tenth of the time of one by one. What the environment said
-    to the others is encoded together.
+    together, and what the environment said to the others is encoded together.
 
     Args:
         conversations: Of one engine.
@@ -331,7 +326,7 @@ def _judge_each(
         one._take(verdict) for one, verdict in zip(conversations, verdicts, strict=True)
     ]
     flat = [turn for found in turns for turn in found]
-    encoded = iter(conversations[0]._observations.encode(flat) if flat else ())
+    encoded = iter(conversations[0]._observations.encode(flat))
     for one, found in zip(conversations, turns, strict=True):
         one._follow([next(encoded) for _ in found])
 

@@ -250,11 +250,11 @@ class _Calls(ast.NodeTransformer):
         """Replace a call of the program's function, with its arguments, by a name."""
         name = ast.unparse(node.func)
         # Evaluated outside; a program could redefine it to make its tests pass.
+        if name == "math.isclose":
+            return self._visit_isclose(node)
         if name in BUILTINS.keys() | _COUNTERS and name not in self._own:
             if name in _COUNTERS:
                 node.func = ast.Name("Counter", ast.Load())
-            if not isinstance(node.func, ast.Name):
-                return self._visit_isclose(node)
             return self.generic_visit(node)
         # A program could replace it, too, and would be given what it compares.
         if "." in name and name.partition(".")[0] in sys.stdlib_module_names:
